@@ -1,0 +1,73 @@
+"""The Exporter protocol: one runtime's rules, compiler and files. Found by name, never imported by edgekit."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from edgekit.artifact import Artifact
+from edgekit.budget import Figure
+from edgekit.dialect import Dialect
+from edgekit.errors import EdgekitError, UnsupportedError
+from edgekit.events import Finding
+from edgekit.profile import Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSpec:
+    """A stage that the plan adds: its name and options."""
+
+    name: str
+    options: dict[str, Any]
+
+
+class Exporter(Protocol):
+    """What a runtime needs from a graph, checked and written on the desk."""
+
+    name: ClassVar[str]
+    revision: ClassVar[int]
+    libraries: ClassVar[tuple[str, ...]]
+
+    def dialect(self, profile: Profile) -> Dialect:
+        """Return the rules for quantized graphs on this profile."""
+        ...
+
+    def prepare(self, profile: Profile) -> tuple[StageSpec, ...]:
+        """Name the graph passes that must run before quantization on this profile."""
+        ...
+
+    def lint(self, artifact: Artifact, folder: Path, profile: Profile) -> list[Finding]:
+        """Say what the runtime would refuse or run badly; severity `error` stops the build with exit status 7."""
+        ...
+
+    def compile(self, artifact: Artifact, folder: Path, profile: Profile, out: Path) -> dict[str, Any]:
+        """Write the files that the device loads into the empty folder `out`.
+
+        Returns:
+            Facts: `runtime` (what the runner uses: `onnxruntime` or `tensorrt`), `model` (the file it loads),
+            `providers` (onnxruntime execution providers in order), and what else is worth telling.
+        """
+        ...
+
+    def estimate(self, artifact: Artifact, folder: Path, profile: Profile) -> tuple[Figure, ...]:
+        """Predict latency (`latency-p50`, with an interval) and what else the runtime can tell without a device."""
+        ...
+
+
+def load_exporter(name: str) -> Exporter:
+    """Import `edgekit_exporters.NAME` and return its `EXPORTER`."""
+    module_name = f"edgekit_exporters.{name}"
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name:
+            raise
+        raise UnsupportedError(
+            f"no exporter for the runtime '{name}'", remedy="Choose a profile with another runtime: edgekit profiles list"
+        ) from None
+    exporter: Exporter = module.EXPORTER
+    if exporter.name != name:
+        raise EdgekitError(f"the exporter in {module_name} calls itself '{exporter.name}'")
+    return exporter

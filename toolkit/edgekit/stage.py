@@ -1,0 +1,114 @@
+"""The Stage protocol and its table by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from edgekit import events
+from edgekit.artifact import Artifact
+from edgekit.data import Dataset
+from edgekit.dialect import Dialect
+from edgekit.errors import UsageError, did_you_mean
+from edgekit.profile import Profile
+
+STAGES = {
+    "capture": "edgekit.stages.capture:Capture",
+    "freeze-shapes": "edgekit.stages.freeze_shapes:FreezeShapes",
+    "simplify": "edgekit.stages.simplify:Simplify",
+    "fp16": "edgekit.stages.fp16:Fp16",
+    "quantize-int8": "edgekit.stages.quantize_int8:QuantizeInt8",
+}
+"""Stage name -> `module:Class`. Adding a stage is one file and one line here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What surrounds a run and never changes its result.
+
+    Attributes:
+        scratch: a folder that survives a kill (for checkpoints) and is never published.
+        listen: where progress goes.
+        seed: the only source of randomness.
+        threads: CPU threads that the stage may use.
+        deadline: `time.monotonic()` value by which it must end, or None.
+    """
+
+    scratch: Path
+    listen: events.Listener = events.ignore
+    seed: int = 0
+    threads: int = 1
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What a stage reads. Folders are read-only and hold exactly the artifact's files.
+
+    Attributes:
+        artifact: the artifact to transform.
+        folder: where its files lie.
+        profile: the device.
+        data: the user's data set; None when none was given.
+        dialect: the rules of the profile's runtime for quantized graphs.
+        teacher: the teacher's artifact and folder, for stages that need one.
+    """
+
+    artifact: Artifact
+    folder: Path
+    profile: Profile
+    data: Dataset | None = None
+    dialect: Dialect | None = None
+    teacher: tuple[Artifact, Path] | None = None
+
+
+class Stage(Protocol):
+    """One transformation `Artifact -> Artifact`: frozen options and one pure function.
+
+    Implementations are frozen keyword-only dataclasses; their fields are the options a recipe may set.
+
+    Attributes:
+        name: kebab-case, as in recipes.
+        revision: raise it when the same options and inputs give another result.
+        takes: artifact kinds that it accepts.
+        makes: the artifact kind that it produces.
+        needs: any of `data`, `labels`, `teacher`, `dialect`.
+        libraries: distributions whose versions are part of the cache key.
+    """
+
+    name: ClassVar[str]
+    revision: ClassVar[int]
+    takes: ClassVar[frozenset[str]]
+    makes: ClassVar[str]
+    needs: ClassVar[frozenset[str]]
+    libraries: ClassVar[tuple[str, ...]]
+
+    def run(self, inputs: Inputs, out: Path, context: Context) -> dict[str, Any]:
+        """Write the new artifact's files into the empty folder `out` and return its facts.
+
+        The facts are JSON values, the same for the same inputs (no timings), and are laid over the facts of the
+        input artifact. `graphs` must be there when the graph's inputs or outputs change; `findings` (a list of
+        Finding as dicts) is appended to what earlier stages found; `coverage` says which share of weights and MACs
+        got the asked precision.
+
+        Raises:
+            EdgekitError: of the class that fits; nothing in `out` is used then.
+        """
+        ...
+
+
+def stage_class(name: str) -> type[Any]:
+    """Import the class of a stage by its name; UsageError with a suggestion when there is none."""
+    if name not in STAGES:
+        raise UsageError(f"unknown stage '{name}'", remedy=did_you_mean(name, list(STAGES)))
+    module, _, attribute = STAGES[name].partition(":")
+    found: type[Any] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def options_of(stage: Any) -> dict[str, Any]:
+    """Return a stage's options as a dict of JSON values."""
+    return dataclasses.asdict(stage)

@@ -1,0 +1,52 @@
+"""The Target protocol: where a compiled model is run and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgekit.budget import Figure, Provenance
+
+Feed = dict[str, npt.NDArray[np.generic]]
+"""Tensor name -> array, batch axis included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """What a device loads: a folder and what the exporter said about it.
+
+    Attributes:
+        folder: holds the files that `Exporter.compile` wrote.
+        facts: the facts that `Exporter.compile` returned (`runtime`, `model`, `providers`, ...).
+    """
+
+    folder: Path
+    facts: dict[str, Any]
+
+
+class Target(Protocol):
+    """A device, an emulator or a simulator that runs bundles."""
+
+    url: str
+    provenance: Provenance
+
+    def fingerprint(self) -> dict[str, str]:
+        """Say what the target is (hardware, OS, runtime versions): part of cache keys and of the report."""
+        ...
+
+    def run(self, bundle: Bundle, feeds: Iterable[Feed]) -> Iterator[Feed]:
+        """Yield one dict of outputs per feed, in order, holding no more than a chunk of them."""
+        ...
+
+    def measure(self, bundle: Bundle, feed: Feed, *, runs: int, threads: int) -> tuple[Figure, ...]:
+        """Measure `latency-p50`, `-p90`, `-p95`, `-p99` (ms) and `memory` (B) with at least `runs` timed runs."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the device; never raises."""
+        ...
