@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,8 @@ def list_recipes() -> list[str]:
     return sorted(p.stem for p in recipes_folder().glob("*.toml"))
 
 
-def load_recipe(name: str) -> Recipe:
-    """Load a shipped recipe by name, or any by the path of its `.toml` file.
-
-    Raises:
-        UsageError: no such recipe.
-        InputError: the file is not a recipe; names the file and the key.
-    """
+def recipe_path(name: str) -> Path:
+    """Return the file of a shipped recipe, or of any by its path; UsageError when there is none."""
     path = Path(name) if name.endswith(".toml") else recipes_folder() / f"{name}.toml"
     if not path.is_file():
         if name.endswith(".toml"):
@@ -76,6 +72,17 @@ def load_recipe(name: str) -> Recipe:
                 "no such recipe file", where=name, remedy="Give a shipped recipe's name or a .toml file."
             )
         raise UsageError(f"unknown recipe '{name}'", remedy=did_you_mean(name, list_recipes()))
+    return path
+
+
+def load_recipe(name: str) -> Recipe:
+    """Load a shipped recipe by name, or any by the path of its `.toml` file.
+
+    Raises:
+        UsageError: no such recipe.
+        InputError: the file is not a recipe; names the file and the key.
+    """
+    path = recipe_path(name)
     return parse_recipe(path.read_text(encoding="utf-8"), where=str(path), name=path.stem)
 
 
@@ -94,7 +101,7 @@ def parse_recipe(text: str, *, where: str, name: str) -> Recipe:
             where=where,
             remedy="Write each entry as a [[stage]], [[repeat]] or [[choose]] table.",
         )
-    parse = {"stage": _stage, "repeat": _repeat, "choose": _choose}
+    parse: dict[str, Callable[[dict[str, Any], str], Entry]] = {"stage": _stage, "repeat": _repeat, "choose": _choose}
     rows = {key: iter(tables) for key, tables in groups.items()}
     entries = tuple(parse[key](next(rows[key]), f"{where}: {key} {i}") for i, key in enumerate(order, 1))
     if not entries:
