@@ -47,7 +47,7 @@ for _command in (*building.COMMANDS, *shipping.COMMANDS, *looking.COMMANDS, *dev
     edgekit_command.add_command(_command)
 
 
-def run_cli(arguments: Sequence[str]) -> int:  # noqa: PLR0911 - one return per kind of ending
+def run_cli(arguments: Sequence[str]) -> int:
     """Run the command line; return the exit status. Every error ends here, as text or as the JSON object."""
     as_json = "--json" in arguments
     try:
