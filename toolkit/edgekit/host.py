@@ -23,7 +23,7 @@ FEATURES = {
     ),
     "aarch64": ("dotprod", "fp16", "i8mm", "bf16", "sve"),
 }
-"""Architecture -> the instruction set extensions that decide how fast a model runs, by the names profiles use."""
+"""Architecture -> the instruction set extensions that decide how fast a model runs, as profiles name them."""
 
 _KERNEL_NAMES = {"asimddp": "dotprod", "asimdhp": "fp16"}
 """Names that the Linux kernel gives to what profiles call otherwise."""
@@ -31,10 +31,10 @@ _KERNEL_NAMES = {"asimddp": "dotprod", "asimdhp": "fp16"}
 _ARCHES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 _NOMINAL_GHZ = 2.5
-"""Assumed when the machine does not tell its clock: a rate that changes from load to load would change every plan."""
+"""Assumed when the machine does not tell its clock: a figure that moves with load would move every plan."""
 
 _FLOPS_PER_CYCLE = (("avx512f", 32), ("avx2", 16), ("fp16", 16), ("dotprod", 16))
-"""Feature -> fp32 operations per cycle and core with its vectors: one 512-bit or two narrower multiply-add pipes."""
+"""Feature -> fp32 operations per cycle and core: one 512-bit or two narrower multiply-add pipes."""
 
 
 def probe() -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _clock_ghz() -> float:
 
 
 def _peaks(cores: int, features: tuple[str, ...]) -> dict[str, Any]:
-    """Estimate peak throughput from cores, clock and vector width; int8 doubles fp32, or takes 4 x with dot products."""
+    """Estimate peaks from cores, clock and vector width; int8 is 2 x fp32, with dot products 4 x."""
     ghz = _clock_ghz()
     per_cycle = next((flops for name, flops in _FLOPS_PER_CYCLE if name in features), 8)
     fp32 = cores * ghz * per_cycle / 1000
