@@ -180,7 +180,8 @@ def test_the_folder_beside_the_module_wins(tmp_path: Path, monkeypatch: pytest.M
 
 def test_loading_a_profile_imports_nothing_heavy() -> None:
     code = (
-        "import sys; sys.path[:0] = sys.argv[1:]; from edgekit.profile import load_profile; load_profile('host');"
+        "import sys; sys.path[:0] = sys.argv[1:];"
+        "from edgekit.profile import load_profile; load_profile('host');"
         "print([m for m in ('numpy', 'onnx', 'onnxruntime', 'torch', 'click', 'rich') if m in sys.modules])"
     )
     toolkit = str(Path(profile.__file__).parent.parent)
