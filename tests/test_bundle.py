@@ -1,3 +1,4 @@
+import contextlib
 import hashlib
 import io
 import os
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekit import bundle, ustar
+from edgekit import ustar
 from edgekit.atomic import replacing
 from edgekit.bundle import Limits, extract, member, read_bundle, read_member, write_bundle
 from edgekit.errors import InputError, IntegrityError, UsageError
@@ -94,15 +95,13 @@ def test_headers_of_huge_members_are_what_tarfile_understands(size):
 
 
 @given(
-    name=st.lists(
-        st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=60),
-        min_size=1,
-        max_size=9,
+    parts=st.lists(
+        st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=60), min_size=1
     ),
     size=st.integers(0, 10**13),
 )
-def test_any_header_is_read_back(name, size):
-    name = "/".join(name)
+def test_any_header_is_read_back(parts, size):
+    name = "/".join(parts)
     if ustar.name_fault(name, {}):
         return
     assert ustar.read_header(io.BytesIO(ustar.header(name, size))) == (name, size)
@@ -137,7 +136,7 @@ def test_names_that_clash_on_some_file_system(tmp_path, names):
         read_bundle(tmp_path / "forged", Limits())
 
 
-def forged(folder: Path, change=lambda info: None, **kwargs) -> Path:
+def forged(folder: Path, change, **kwargs) -> Path:
     path = folder / "forged"
     with tarfile.open(path, "w", format=kwargs.pop("format", tarfile.USTAR_FORMAT)) as archive:
         info = tarfile.TarInfo("model")
@@ -209,10 +208,9 @@ def test_every_byte_outside_of_contents_is_checked(tmp_path):
         changed = bytearray(whole)
         changed[offset] ^= 1 << offset % 8
         damaged.write_bytes(changed)
-        try:  # only a pax record holds a name without a check sum: that name is another one then
+        with contextlib.suppress(IntegrityError):
+            # only a name in a pax record has no check sum: it is another name then, which no manifest lists
             assert [entry.name for entry in read_bundle(damaged, Limits())] != list(contents)
-        except IntegrityError:
-            pass
 
 
 @settings(max_examples=200)
@@ -287,9 +285,14 @@ def test_a_source_that_changes_while_it_is_packed(tmp_path):
 def test_a_failed_write_keeps_the_old_file(tmp_path):
     path, _ = sample(tmp_path)
     before = path.read_bytes()
-    with pytest.raises(RuntimeError), replacing(path) as file:
-        file.write(b"half")
-        raise RuntimeError
+
+    def fail():
+        with replacing(path) as file:
+            file.write(b"half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert path.read_bytes() == before
     assert [item.name for item in tmp_path.iterdir()] == ["a.edgekit"]
 
