@@ -95,9 +95,7 @@ def test_headers_of_huge_members_are_what_tarfile_understands(size):
 
 
 @given(
-    parts=st.lists(
-        st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=60), min_size=1
-    ),
+    parts=st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=60), min_size=1),
     size=st.integers(0, 10**13),
 )
 def test_any_header_is_read_back(parts, size):
@@ -124,9 +122,7 @@ def test_unsafe_names_are_neither_written_nor_read(tmp_path, name):
         read_bundle(forged, Limits())
 
 
-@pytest.mark.parametrize(
-    "names", [("a", "a"), ("a", "A"), ("a", "a/b"), ("a/b", "a"), ("D/x", "d/y"), ("é", "é")]
-)
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "A"), ("a", "a/b"), ("a/b", "a"), ("D/x", "d/y"), ("é", "é")])
 def test_names_that_clash_on_some_file_system(tmp_path, names):
     with pytest.raises(InputError, match="clashes"):
         write_bundle(tmp_path / "a", [member(name, b"x") for name in names])
@@ -168,9 +164,7 @@ def test_anything_but_plain_files_is_refused(tmp_path, change):
 
 
 def test_pax_bombs_are_refused(tmp_path):
-    path = forged(
-        tmp_path, lambda info: info.pax_headers.update(comment="x" * 10_000_000), format=tarfile.PAX_FORMAT
-    )
+    path = forged(tmp_path, lambda info: info.pax_headers.update(comment="x" * 10_000_000), format=tarfile.PAX_FORMAT)
     with pytest.raises(IntegrityError, match="too long"):
         read_bundle(path, Limits())
     path = forged(tmp_path, lambda info: info.pax_headers.update(comment="x"), format=tarfile.PAX_FORMAT)

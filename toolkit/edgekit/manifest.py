@@ -37,7 +37,7 @@ class PackedFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far an output may be off: |found - expected| <= absolute + relative * |expected|."""
+    """How far a floating-point output may be off: |found - expected| <= absolute + relative * |expected|."""
 
     absolute: float
     relative: float

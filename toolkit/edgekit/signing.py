@@ -81,11 +81,11 @@ def signature_fault(signature: Signature, kind: str, body: bytes, trusted: bytes
     return ""
 
 
-def generate_key(path: Path) -> str:
+def generate_key(path: Path) -> Path:
     """Make a key pair: a private key at `path` (PEM, PKCS #8, mode 0600), the public key at `path` + `.pub`.
 
     Returns:
-        The key id, hex.
+        The path of the public key.
 
     Raises:
         UsageError: one of the files exists already (a key is never overwritten) or cannot be written.
@@ -103,7 +103,7 @@ def generate_key(path: Path) -> str:
     except UsageError:
         public_path.unlink()
         raise
-    return hashlib.sha256(raw_key(private.public_key())).hexdigest()
+    return public_path
 
 
 def load_private_key(path: Path) -> Ed25519PrivateKey:
@@ -185,11 +185,9 @@ def _write_new(path: Path, content: bytes, mode: int) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         path.unlink()
-        raise UsageError(
-            f"cannot be written: {error.strerror}", where=str(path), remedy="Free it."
-        ) from error
+        raise UsageError(f"cannot be written: {error.strerror}", where=str(path), remedy="Free it.") from error
 
 
 def _unusable(path: Path, which: str, why: str) -> InputError:
-    remedy = "Give an Ed25519 key in PEM form; openssl genpkey -algorithm ed25519 -out KEY makes one."
+    remedy = "Give an Ed25519 key in PEM form; make one: edgekit keygen FILE"
     return InputError(f"not an Ed25519 {which} key: {why}", where=str(path), remedy=remedy)
