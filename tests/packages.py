@@ -93,3 +93,35 @@ def tiny_package(folder: Path, *, key: Path | None = None, details: Any = None, 
     """Write `tiny.edgekit` below `folder` and return it as read back."""
     path = folder / "tiny.edgekit"
     return write_package(path, contents(folder, **changes), verdict=VERDICT, details=details or {}, key=key)
+
+
+def color_package(folder: Path, *, layers: tuple[str, ...] = (), **changes: Any) -> Package:
+    """Write a classifier of 8 x 8 pictures: the scores are 9 times the means of red, green and blue."""
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["x"], ["means"]),
+        helper.make_node("Flatten", ["means"], ["flat"]),
+        helper.make_node("Mul", ["flat", "nine"], ["s0"]),
+        *(helper.make_node(op, [f"s{i}"], [f"s{i + 1}"]) for i, op in enumerate(layers)),
+        helper.make_node("Identity", [f"s{len(layers)}"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "colors",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+        [numpy_helper.from_array(np.float32(9.0), "nine")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (folder / "compiled").mkdir(parents=True, exist_ok=True)
+    onnx.save(model, folder / "compiled" / "model.onnx")
+    sides = {
+        "inputs": [{"name": "x", "dtype": "float32", "shape": ["n", 3, 8, 8]}],
+        "outputs": [{"name": "y", "dtype": "float32", "shape": ["n", 3]}],
+    }
+    values: dict[str, Any] = {
+        "artifact": artifact(folder / "compiled" / "model.onnx", graphs={"model.onnx": sides}),
+        "preprocessing": {"inputs": {"x": {"kind": "image", "resize": [8, 8], "channels": "RGB", "layout": "NCHW"}}},
+        "labels": ("red", "green", "blue"),
+        "golden": None,
+    }
+    return tiny_package(folder, **{**values, **changes})

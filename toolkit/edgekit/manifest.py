@@ -23,7 +23,7 @@ MANIFEST, VERDICT, SEAL = "manifest.json", "verdict.json", "seal.json"
 STATEMENT = "application/vnd.edgekit.seal+json"
 """The type under which seals are signed."""
 
-Role = Literal["model", "golden", "reference", "licence", "runner", "job", "readme"]
+Role = Literal["model", "preprocessing", "golden", "reference", "licence", "runner", "job", "readme"]
 T = TypeVar("T")
 
 

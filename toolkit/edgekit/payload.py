@@ -35,6 +35,9 @@ from edgekit.target import Bundle
 FOLDER = "model"
 """Folder of the one variant that packages have now."""
 
+PREPROCESSING = "preprocessing"
+"""Folder of the files that the preprocessing names."""
+
 GOLDEN_INPUTS, GOLDEN_OUTPUTS = "golden/inputs.npz", "golden/outputs.npz"
 REFERENCE_INPUTS, REFERENCE_OUTPUTS = "reference/inputs.npz", "reference/outputs.npz"
 
@@ -64,6 +67,7 @@ class Contents:
         profile: the device.
         precision: `fp32`, `fp16`, `w8a8`, ...
         preprocessing: what turns a raw input into a feed, as JSON values.
+        preprocessing_files: the files that it names, such as `tokenizer.json`.
         labels: class names in the order of the outputs; empty when unknown.
         golden: what the device must reproduce; None without data.
         reference: file with the float model's outputs, labels and sample ids on the evaluation split.
@@ -78,6 +82,7 @@ class Contents:
     profile: Profile
     precision: str
     preprocessing: dict[str, Any] = field(default_factory=dict)
+    preprocessing_files: tuple[Path, ...] = ()
     labels: tuple[str, ...] = ()
     golden: GoldenSamples | None = None
     reference: Path | None = None
@@ -95,6 +100,8 @@ def pack_contents(contents: Contents) -> tuple[Manifest, list[Member]]:
     roles: dict[str, Role] = {}
     sources: dict[str, Path | bytes] = {}
     for role, name, source in _files(contents):
+        if name in roles:
+            raise EdgekitError(f"two files are to be packed as '{name}'", where=contents.name)
         roles[name], sources[name] = role, source
     members = [member(name, sources[name]) for name in sorted(sources)]
     facts = contents.artifact.facts
@@ -129,12 +136,10 @@ def _files(contents: Contents) -> Iterator[tuple[Role, str, Path | bytes]]:
             yield "model", f"{FOLDER}/{path.relative_to(folder).as_posix()}", path
     for path in runner_files():
         yield "runner", f"runner/{path.name}", path
+    for path in contents.preprocessing_files:
+        yield "preprocessing", f"{PREPROCESSING}/{path.name}", path
     if contents.golden:
-        yield "golden", GOLDEN_INPUTS, encode_feeds(contents.golden.inputs)
-        if contents.golden.outputs is not None:
-            yield "golden", GOLDEN_OUTPUTS, encode_feeds(contents.golden.outputs)
-        for name, job in _jobs(contents).items():
-            yield "job", name, json.dumps(job, indent=1, sort_keys=True).encode() + b"\n"
+        yield from _golden_files(contents, contents.golden)
     if contents.reference:
         yield "reference", REFERENCE_OUTPUTS, contents.reference
         if contents.reference_inputs:
@@ -142,6 +147,14 @@ def _files(contents: Contents) -> Iterator[tuple[Role, str, Path | bytes]]:
     if contents.licence_file:
         yield "licence", "LICENSE", contents.licence_file
     yield "readme", "README.txt", readme(contents).encode()
+
+
+def _golden_files(contents: Contents, golden: GoldenSamples) -> Iterator[tuple[Role, str, bytes]]:
+    yield "golden", GOLDEN_INPUTS, encode_feeds(golden.inputs)
+    if golden.outputs is not None:
+        yield "golden", GOLDEN_OUTPUTS, encode_feeds(golden.outputs)
+    for name, job in _jobs(contents).items():
+        yield "job", name, json.dumps(job, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def _variant(contents: Contents) -> Variant:
