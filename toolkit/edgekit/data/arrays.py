@@ -189,9 +189,7 @@ def _read_header(file: IO[bytes], name: str, where: str, length: int) -> Header:
             remedy="Save plain numbers: one array of one shape and dtype per input.",
         )
     if dtype.names is not None or dtype.subdtype is not None:
-        raise InputError(
-            f"array '{name}' has fields: {dtype}", where=where, remedy="Save one plain array per input."
-        )
+        raise InputError(f"array '{name}' has fields: {dtype}", where=where, remedy="Save one plain array per input.")
     if any(isinstance(size, bool) or size < 0 for size in shape):
         raise ValueError(f"shape {shape}")
     header = Header(dtype=dtype, shape=shape, fortran=fortran, offset=file.tell())
@@ -203,12 +201,12 @@ def _read_header(file: IO[bytes], name: str, where: str, length: int) -> Header:
 def _read_data(file: IO[bytes], header: Header) -> npt.NDArray[np.generic]:
     file.read(header.offset)
     data = np.empty(header.size, np.uint8)
-    view, done = memoryview(data), 0
+    done = 0
     while done < header.size:
         chunk = file.read(min(_CHUNK, header.size - done))
         if not chunk:
             raise EOFError("the data ends early")
-        view[done : done + len(chunk)] = chunk
+        data[done : done + len(chunk)] = np.frombuffer(chunk, np.uint8)
         done += len(chunk)
     file.read(1)  # only at its end does zipfile compare the checksum
     flat = data.view(header.dtype) if header.size else np.empty(0, header.dtype)

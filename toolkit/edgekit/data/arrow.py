@@ -66,9 +66,7 @@ class ArrowRows:
         label = next(
             (key for key in (wanted["label"], *LABEL_KEYS) if key in names and key not in _names(specs)), None
         )
-        self.texts = {
-            meaning: wanted[meaning] for meaning in ("text", "text_pair") if wanted[meaning] in names
-        }
+        self.texts = {meaning: wanted[meaning] for meaning in ("text", "text_pair") if wanted[meaning] in names}
         images = [key for key in names if _is_image(rows.features[key])]
         self._sources = {spec.name: spec.name for spec in specs if spec.name in names}
         if not self._sources and len(specs) == 1 and len(images) == 1:
@@ -78,9 +76,7 @@ class ArrowRows:
             self.texts = {}
             spare = [column for column in names if column not in {label, *self._sources.values()}]
             check_names([*self._sources, *spare], specs, name)
-        self.classes: tuple[str, ...] = (
-            tuple(getattr(rows.features[label], "names", None) or ()) if label else ()
-        )
+        self.classes: tuple[str, ...] = tuple(getattr(rows.features[label], "names", None) or ()) if label else ()
         self.labels = None if label is None else _label_values(rows, label)
         self._rows = rows.with_format("arrow", columns=[*self._sources.values(), *self.texts.values()])
         self.ids = [f"{name}[{index}]" for index in range(len(rows))]
@@ -145,9 +141,7 @@ def _array(value: Any, where: str) -> npt.NDArray[np.generic]:
         fixed = getattr(values.type, "list_size", None)
         lengths = set(values.value_lengths().to_pylist()) if fixed is None else {fixed}
         if len(lengths) != 1 or None in lengths:
-            raise UnreadableError(
-                "the nested lists have unequal lengths", where=where, remedy="Remove the row."
-            )
+            raise UnreadableError("the nested lists have unequal lengths", where=where, remedy="Remove the row.")
         shape.append(lengths.pop())
         values = values.flatten()
     if values.null_count:

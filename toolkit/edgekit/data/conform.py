@@ -29,7 +29,8 @@ def numpy_dtype(spec: TensorSpec) -> np.dtype[np.generic]:
     try:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, spec.dtype))
+        found: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, spec.dtype))
+        return found
     except (ImportError, AttributeError):
         raise UnsupportedError(
             f"no arrays can be made for the dtype {spec.dtype}",
@@ -89,9 +90,7 @@ def _shaped(array: Array, spec: TensorSpec, where: str) -> Array:
             where=place,
             remedy="One sample is given with its batch axis or without it, every other axis as the model has it.",
         )
-    wrong = [
-        axis for axis, want in enumerate(spec.shape) if isinstance(want, int) and array.shape[axis] != want
-    ]
+    wrong = [axis for axis, want in enumerate(spec.shape) if isinstance(want, int) and array.shape[axis] != want]
     if wrong:
         axis = wrong[0]
         raise InputError(
@@ -118,13 +117,9 @@ def fits(shape: Sequence[int], spec: TensorSpec) -> bool:
 
 def _layout_remedy(shape: Sequence[int], spec: TensorSpec) -> str:
     if len(shape) == 4 and fits([shape[axis] for axis in (0, 3, 1, 2)], spec):  # noqa: PLR2004 - images
-        return (
-            "The array looks like NHWC and the model wants NCHW: declare transpose = [2, 0, 1] (kind tensor)."
-        )
+        return "The array looks like NHWC and the model wants NCHW: declare transpose = [2, 0, 1] (kind tensor)."
     if len(shape) == 4 and fits([shape[axis] for axis in (0, 2, 3, 1)], spec):  # noqa: PLR2004 - images
-        return (
-            "The array looks like NCHW and the model wants NHWC: declare transpose = [1, 2, 0] (kind tensor)."
-        )
+        return "The array looks like NCHW and the model wants NHWC: declare transpose = [1, 2, 0] (kind tensor)."
     for order in itertools.permutations(range(1, min(len(shape), 6))):
         if len(shape) <= 6 and fits([shape[0], *(shape[axis] for axis in order)], spec):  # noqa: PLR2004 - 120 orders
             given = [axis - 1 for axis in order]
@@ -178,7 +173,10 @@ def _to_float(array: Array, spec: TensorSpec, wanted: np.dtype[np.generic], plac
 def _to_integer(array: Array, spec: TensorSpec, wanted: np.dtype[np.generic], place: str) -> Array:
     if wanted.kind not in "biu":
         return _same_kind(array, spec, wanted, place)
-    low, high = (0, 1) if wanted.kind == "b" else (int(np.iinfo(wanted).min), int(np.iinfo(wanted).max))
+    low, high = 0, 1
+    if wanted.kind != "b":
+        limits = np.iinfo(wanted.name)
+        low, high = int(limits.min), int(limits.max)
     whole = not _floating(array.dtype) or bool((array == np.floor(array.astype(np.float64))).all())
     if not whole or int(array.min()) < low or int(array.max()) > high:
         raise InputError(
@@ -192,18 +190,16 @@ def _to_integer(array: Array, spec: TensorSpec, wanted: np.dtype[np.generic], pl
 def _same_kind(array: Array, spec: TensorSpec, wanted: np.dtype[np.generic], place: str) -> Array:
     if array.dtype.kind == wanted.kind == "U":
         return array
-    raise InputError(
-        f"dtype {array.dtype}, model wants {spec.dtype}", where=place, remedy="Save it in that dtype."
-    )
+    raise InputError(f"dtype {array.dtype}, model wants {spec.dtype}", where=place, remedy="Save it in that dtype.")
 
 
 def _check_finite(array: Array, place: str) -> None:
     finite = np.isfinite(array)
     if not finite.all():
         bad = int(finite.size - np.count_nonzero(finite))
-        what = "NaN" if np.isnan(array).any() else "infinity"
+        what = "NaN" if np.isnan(array).any() else "infinite"
         raise NonFiniteError(
-            f"{bad} of {array.size} values are {what} or not finite",
+            f"{bad} of {array.size} values are not finite ({what})",
             where=place,
             remedy="Remove or repair the sample.",
         )

@@ -12,7 +12,7 @@ import msgspec
 from edgekit.artifact import TensorSpec
 from edgekit.data import factory, processor
 from edgekit.data.conform import check_names
-from edgekit.data.faults import named, printable
+from edgekit.data.faults import named, noted, printable, warned
 from edgekit.data.finding import checked_classes, read_label_list
 from edgekit.data.pipeline import complete
 from edgekit.data.rules import ImageRule, Preprocessing, TextRule, looks_like_image, parse, read_sidecar
@@ -54,13 +54,12 @@ def read_declared(
     Raises:
         InputError: an unknown key, a wrong type: names file and key.
     """
-    if path.startswith(factory.PREFIX):
-        root, sidecar, classes = Path.cwd(), None, ()
-    else:
+    root, sidecar, classes = Path.cwd(), None, tuple[str, ...]()
+    if not path.startswith(factory.PREFIX):
         root = Path(path).absolute()
         root = root if root.is_dir() else root.parent
         sidecar, classes = read_sidecar(root), read_label_list(root)
-    table, source = (dict(preprocessing), "preprocessing") if preprocessing else ({}, "preprocessing")
+    table, source = dict(preprocessing or {}), "preprocessing"
     if sidecar is not None:
         beside, where = dict(sidecar[0]), printable(str(sidecar[1]))
         listed = beside.pop("labels", None)
@@ -68,21 +67,11 @@ def read_declared(
             classes = _listed(listed, classes, where)
         if beside and not table:
             table, source = beside, where
-            findings.append(
-                Finding(
-                    severity="note",
-                    node="",
-                    rule="data-preprocessing-from",
-                    text=f"preprocessing from {where}",
-                )
-            )
+            findings.append(noted("data-preprocessing-from", text=f"preprocessing from {where}"))
         elif beside:
             findings.append(
-                Finding(
-                    severity="note",
-                    node="",
-                    rule="data-preprocessing-from",
-                    text=f"the preprocessing in {where} is not used: another one is given",
+                noted(
+                    "data-preprocessing-from", text=f"the preprocessing in {where} is not used: another one is given"
                 )
             )
     return Declared(
@@ -152,22 +141,16 @@ def _image_rule(declared: Declared, name: str, findings: list[Finding]) -> Image
     if found is not None:
         rule, path = found
         findings.append(
-            Finding(
-                severity="note",
-                node=name,
-                rule="data-preprocessing-from",
-                text=f"preprocessing from {printable(str(path))}",
-            )
+            noted("data-preprocessing-from", node=name, text=f"preprocessing from {printable(str(path))}")
         )
         return rule
     findings.append(
-        Finding(
-            severity="warning",
+        warned(
+            "data-normalization-undeclared",
             node=name,
-            rule="data-normalization-undeclared",
-            text="no preprocessing is declared: images are stretched to the input's size and scaled to 0 .. 1, mean and std "
-            "are not applied",
-            remedy='Declare what training did, in preprocessing.toml beside the data: kind = "image", resize, mean, std.',
+            text="no preprocessing is declared: images are stretched to the input's size and scaled to 0 .. 1, "
+            "mean and std are not applied",
+            remedy='Declare what training did in preprocessing.toml beside the data: kind = "image", mean, std.',
         )
     )
     return ImageRule()
@@ -196,7 +179,7 @@ def _encoder(declared: Declared, specs: Sequence[TensorSpec], findings: list[Fin
         )
     encoder = TextEncoder(rule, path)
     for note in encoder.complete(specs, declared.source):
-        findings.append(Finding(severity="note", node=note.node, rule=note.rule, text=note.text))  # noqa: PERF401
+        findings.append(noted(note.rule, note.text))  # noqa: PERF401 - a comprehension would hide the word
     return encoder
 
 
@@ -204,11 +187,7 @@ def _listed(listed: Any, other: tuple[str, ...], where: str) -> tuple[str, ...]:
     try:
         classes = checked_classes(msgspec.convert(listed, list[str]), f"{where}, key labels")
     except msgspec.ValidationError as error:
-        raise InputError(
-            f"labels: {error}", where=f"{where}, key labels", remedy="A list of class names."
-        ) from None
+        raise InputError(f"labels: {error}", where=f"{where}, key labels", remedy="A list of class names.") from None
     if other and other != classes:
-        raise InputError(
-            "labels.txt lists other classes", where=f"{where}, key labels", remedy="Keep one of them."
-        )
+        raise InputError("labels.txt lists other classes", where=f"{where}, key labels", remedy="Keep one of them.")
     return classes

@@ -120,9 +120,7 @@ class FactoryRecords:
             self._keep(index, label)
         if not isinstance(item, Mapping):
             if len(self._specs) != 1:
-                raise InputError(
-                    f"sample {index} is no dict of input name -> array", where=self._name, remedy=_FORMS
-                )
+                raise InputError(f"sample {index} is no dict of input name -> array", where=self._name, remedy=_FORMS)
             item = {self._specs[0].name: item}
         inputs = {spec.name for spec in self._specs}
         for key in LABEL_KEYS:
@@ -130,14 +128,10 @@ class FactoryRecords:
                 self._keep(index, item[key])
         try:
             feed = {
-                str(name): np.asarray(value)
-                for name, value in item.items()
-                if name not in {*LABEL_KEYS} - inputs
+                str(name): np.asarray(value) for name, value in item.items() if name not in {*LABEL_KEYS} - inputs
             }
         except Exception as error:
-            raise InputError(
-                f"sample {index} is no arrays: {error}", where=self._name, remedy=_FORMS
-            ) from error
+            raise InputError(f"sample {index} is no arrays: {error}", where=self._name, remedy=_FORMS) from error
         if any(array.dtype.kind == "O" for array in feed.values()):
             raise InputError(f"sample {index} is no arrays of numbers", where=self._name, remedy=_FORMS)
         return feed
@@ -201,9 +195,7 @@ def _find(url: str) -> Callable[[], Any]:
         )
     try:
         module = (
-            _import_file(Path(module_name))
-            if module_name.endswith(".py")
-            else importlib.import_module(module_name)
+            _import_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
         )
     except ModuleNotFoundError as error:
         raise InputError(

@@ -66,6 +66,16 @@ class Notes:
         ]
 
 
+def noted(rule: str, text: str, *, node: str = "", remedy: str = "") -> Finding:
+    """Return a finding of severity `note`."""
+    return Finding(severity="note", node=node, rule=rule, text=text, remedy=remedy)
+
+
+def warned(rule: str, text: str, *, node: str = "", remedy: str = "") -> Finding:
+    """Return a finding of severity `warning`."""
+    return Finding(severity="warning", node=node, rule=rule, text=text, remedy=remedy)
+
+
 def named(names: Iterable[str], limit: int = NAMED) -> str:
     """Join names for a sentence; past `limit` say how many more there are."""
     listed = list(names)
@@ -74,5 +84,5 @@ def named(names: Iterable[str], limit: int = NAMED) -> str:
 
 
 def printable(name: str) -> str:
-    """Return a file name that can be encoded as UTF-8: undecodable bytes become `\\xNN`."""
+    """Return a file name that can be encoded as UTF-8: undecodable bytes become hex escapes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from edgekit.data import arrow, factory, pictures, tables
-from edgekit.data.faults import named, printable
+from edgekit.data.faults import named, noted, printable
 from edgekit.data.limits import MAX_CONFIG_BYTES
 from edgekit.data.rules import SIDECARS
 from edgekit.errors import InputError
@@ -36,8 +36,8 @@ ROLES: dict[str, Role] = {
 ARRAYS = frozenset({".npz", ".npy"})
 LABEL_FILES = ("labels.txt", "classes.txt")
 _FORMS = (
-    "Give a folder of images by class, a .npz, .npy, .csv, .tsv or .jsonl, a folder of .npz feeds, a saved `datasets` "
-    "folder, or python:module:factory."
+    "Give a folder of images by class, a .npz, .npy, .csv, .tsv or .jsonl, a folder of .npz feeds, a folder that "
+    "`datasets` saved, or python:module:factory."
 )
 _ENOUGH_ROLES = 2
 
@@ -80,26 +80,18 @@ def find(path: str, findings: list[Finding]) -> dict[Role, Place]:
         splits = arrow.load(root)
         return named_splits(splits, "arrow", printable(root.name), printable(path))
     folders = sorted((entry for entry in _visible(root) if entry.is_dir()), key=lambda entry: entry.name)
-    files = sorted(
-        (entry for entry in _visible(root) if entry.is_file() and _is_data(entry)), key=lambda e: e.name
-    )
+    files = sorted((entry for entry in _visible(root) if entry.is_file() and _is_data(entry)), key=lambda e: e.name)
     split_folders, split_files = _by_role(folders, root), _by_role(files, root)
     if split_folders and _decides(split_folders, folders):
-        left = [entry.name for entry in folders if entry.name.lower() not in ROLES] + [
-            file.name for file in files
-        ]
+        left = [entry.name for entry in folders if entry.name.lower() not in ROLES] + [file.name for file in files]
         _note_ignored(left, findings)
         return {
             role: _folder(entry, printable(f"{root.name}/{entry.name}"), findings)
             for role, entry in split_folders.items()
         }
     if split_files and _decides(split_files, files):
-        _note_ignored(
-            [entry.name for entry in [*files, *folders] if entry.stem.lower() not in ROLES], findings
-        )
-        return {
-            role: _file(entry, printable(f"{root.name}/{entry.name}")) for role, entry in split_files.items()
-        }
+        _note_ignored([entry.name for entry in [*files, *folders] if entry.stem.lower() not in ROLES], findings)
+        return {role: _file(entry, printable(f"{root.name}/{entry.name}")) for role, entry in split_files.items()}
     return {"all": _folder(root, printable(root.name), findings)}
 
 
@@ -131,14 +123,10 @@ def read_label_list(root: Path) -> tuple[str, ...]:
         return ()
     where = printable(str(paths[0]))
     if len(paths) > 1:
-        raise InputError(
-            "two lists of classes: " + " and ".join(LABEL_FILES), where=where, remedy="Keep one."
-        )
+        raise InputError("two lists of classes: " + " and ".join(LABEL_FILES), where=where, remedy="Keep one.")
     try:
         if paths[0].stat().st_size > MAX_CONFIG_BYTES:
-            raise InputError(
-                f"larger than {MAX_CONFIG_BYTES} bytes", where=where, remedy="One class per line."
-            )
+            raise InputError(f"larger than {MAX_CONFIG_BYTES} bytes", where=where, remedy="One class per line.")
         lines = [line.strip() for line in paths[0].read_text("utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"not readable: {error}", where=where, remedy="Save it as UTF-8.") from None
@@ -214,10 +202,9 @@ def _images(root: Path, name: str, images: list[Path], findings: list[Finding]) 
         )
     if not loose and len(set(classes)) == 1 and not any((root / file).is_file() for file in LABEL_FILES):
         findings.append(
-            Finding(
-                severity="note",
+            noted(
+                "data-one-folder",
                 node=classes[0],
-                rule="data-one-folder",
                 text=f"all images lie in the one folder '{classes[0]}': taken as unlabelled",
                 remedy="Write labels.txt beside it if it is a class.",
             )
@@ -306,11 +293,8 @@ def _is_known(path: Path) -> bool:
 def _note_ignored(names: Sequence[str], findings: list[Finding]) -> None:
     if names:
         findings.append(
-            Finding(
-                severity="note",
-                node="",
-                rule="data-ignored-files",
-                text=f"{len(names)} files or folders are not read: "
-                + named([printable(name) for name in names], 5),
+            noted(
+                "data-ignored-files",
+                text=f"{len(names)} files or folders are not read: " + named([printable(name) for name in names], 5),
             )
         )

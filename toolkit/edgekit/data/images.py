@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -113,9 +114,7 @@ def _check_complete(rule: ImageRule, channels: int, place: str, *, floating: boo
             remedy="Declare both, or leave fit out.",
         )
     if not floating and rule.std is not None:
-        raise InputError(
-            "std for an integer input", where=place, remedy="Integer inputs take scale and mean only."
-        )
+        raise InputError("std for an integer input", where=place, remedy="Integer inputs take scale and mean only.")
 
 
 def geometry(height: int, width: int, rule: ImageRule) -> Geometry:
@@ -172,8 +171,8 @@ def check(picture: Picture, rule: ImageRule, spec: TensorSpec, where: str, notes
 
 def apply(picture: Picture, rule: ImageRule, spec: TensorSpec) -> npt.NDArray[np.generic]:
     """Return a picture as one sample of the input, without batch axis: float32, or integers for integer inputs."""
-    found = geometry(*picture.shape[:2], rule)
-    pixels = _window(resized(picture, found.size, rule.interpolation), found, rule.pad)
+    found = geometry(picture.shape[0], picture.shape[1], rule)
+    pixels: npt.NDArray[Any] = _window(resized(picture, found.size, rule.interpolation), found, rule.pad)
     if pixels.ndim < _CHW:
         pixels = pixels[..., None]
     if rule.channels != "gray" and pixels.shape[2] == 1:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgekit.data.faults import named
+from edgekit.data.faults import named, noted, warned
 from edgekit.errors import InputError
 from edgekit.events import Finding
 
-Labels = npt.NDArray[np.generic]
+Labels = npt.NDArray[Any]
 _PLACEHOLDER = re.compile(r"LABEL_\d+")
 _MATRIX = 2
 
@@ -53,9 +53,7 @@ class Names:
     where: str
 
 
-def encode(
-    given: Mapping[str, Given], names: Names
-) -> tuple[dict[str, Labels], tuple[str, ...], list[Finding]]:
+def encode(given: Mapping[str, Given], names: Names) -> tuple[dict[str, Labels], tuple[str, ...], list[Finding]]:
     """Turn labels into indices (or leave them as numbers) and return them by split, the class names, and findings.
 
     Strings are class names; integers are the model's indices, or refer to `names.data` where that is known. Both
@@ -68,9 +66,7 @@ def encode(
     arrays = {split: _array(part, findings) for split, part in given.items()}
     texts = {split: array.dtype.kind == "U" for split, array in arrays.items()}
     if any(texts.values()) and not all(texts.values()):
-        raise InputError(
-            "some labels are names and some are numbers", where=names.where, remedy="Use one of both."
-        )
+        raise InputError("some labels are names and some are numbers", where=names.where, remedy="Use one of both.")
     own = names.data
     if all(texts.values()):
         found = sorted({str(name) for array in arrays.values() for name in array.reshape(-1)})
@@ -104,12 +100,10 @@ def _ordered(found: Sequence[str], names: Names, findings: list[Finding]) -> tup
     numeric = sorted(found, key=int)
     if numeric != list(found):
         findings.append(
-            Finding(
-                severity="warning",
-                node="",
-                rule="data-label-order",
-                text=f"the class folders are numbers and taken in numeric order ({named(numeric, 3)}); trainers that sort "
-                "folder names as text have another order",
+            warned(
+                "data-label-order",
+                text=f"the class folders are numbers and taken in numeric order ({named(numeric, 3)}); trainers that "
+                "sort folder names as text have another order",
                 remedy="Write labels.txt with one folder name per line, in the order of the model's outputs.",
             )
         )
@@ -142,10 +136,8 @@ def _match(
         table = np.array([places[name] for name in _plain(own)], np.int64)
         if (table != same).any():
             findings.append(
-                Finding(
-                    severity="note",
-                    node="",
-                    rule="data-labels-by-name",
+                noted(
+                    "data-labels-by-name",
                     text="the label order differs between data and model: labels are matched by name",
                 )
             )
@@ -153,11 +145,9 @@ def _match(
     if len(own) == len(model) and (nameless or (names.ordered and len(missing) == len(own))):
         if not nameless:
             findings.append(
-                Finding(
-                    severity="warning",
-                    node="",
-                    rule="data-label-names",
-                    text=f"the list of classes names none of the model's ({named(model, 3)}): its order is taken as theirs",
+                warned(
+                    "data-label-names",
+                    text=f"the list of classes names none of the model's ({named(model, 3)}): its order counts",
                     remedy="Check the order: the accuracy depends on it.",
                 )
             )
@@ -204,9 +194,7 @@ def _array(part: Given, findings: list[Finding]) -> Labels:
     if array.dtype.kind in "UO":
         return np.char.strip(array) if array.dtype.kind == "U" else array
     if array.dtype.kind not in "biuf":
-        raise InputError(
-            f"labels of dtype {array.dtype}", where=part.ids[0], remedy="Labels are numbers or names."
-        )
+        raise InputError(f"labels of dtype {array.dtype}", where=part.ids[0], remedy="Labels are numbers or names.")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         bad = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))
         raise InputError(
@@ -218,12 +206,7 @@ def _array(part: Given, findings: list[Finding]) -> Labels:
         array = array[:, 0]
     if array.ndim == _MATRIX and part.rows == 1 and _one_hot(array):
         findings.append(
-            Finding(
-                severity="note",
-                node="",
-                rule="data-labels-one-hot",
-                text=f"one-hot labels of {array.shape[1]} classes taken as indices",
-            )
+            noted("data-labels-one-hot", text=f"one-hot labels of {array.shape[1]} classes taken as indices")
         )
         array = array.argmax(axis=1)
     return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)

@@ -12,7 +12,7 @@ import numpy as np
 from edgekit.artifact import TensorSpec, digest
 from edgekit.data import factory, labels, splitting
 from edgekit.data.declared import read_declared
-from edgekit.data.faults import NonFiniteError, Notes, named, printable
+from edgekit.data.faults import NonFiniteError, Notes, named, noted, printable, warned
 from edgekit.data.finding import Place, Role, find, named_splits
 from edgekit.data.limits import BAD_SHARE, CALIBRATION
 from edgekit.data.reading import Reading, plan_reading
@@ -26,7 +26,7 @@ from edgekit.events import Finding, Found, Listener, ignore
 _NAMED_BAD = 200
 
 
-def open_dataset(
+def open_dataset(  # noqa: PLR0913 - keyword-only options, as the command line has them
     path: str,
     inputs: Sequence[TensorSpec],
     *,
@@ -166,7 +166,7 @@ def _scan(
     if wild:
         raise InputError(
             f"{len(wild)} of {total} samples are not finite: {named(wild, _NAMED_BAD)}",
-            where=wild[0],
+            where=wild[0].partition(" (")[0],
             remedy="Remove or repair them: ranges and accuracy mean nothing with them.",
         )
     if bad and (strict or len(bad) > BAD_SHARE * total):
@@ -178,10 +178,8 @@ def _scan(
         )
     if bad:
         findings.append(
-            Finding(
-                severity="warning",
-                node="",
-                rule="data-bad-files",
+            warned(
+                "data-bad-files",
                 remedy="Remove or repair them.",
                 text=f"{len(bad)} of {total} samples skipped, they cannot be read: " + named(bad, _NAMED_BAD),
             )
@@ -222,9 +220,7 @@ def _split(sources: Mapping[Role, Source], keys: Sequence[Key], encoded: labels.
     return Split(source, [index for _, index in keys], encoded)
 
 
-def _grouped(
-    splits: Mapping[str, Split], rows: int, where: str, findings: list[Finding]
-) -> dict[str, Samples]:
+def _grouped(splits: Mapping[str, Split], rows: int, where: str, findings: list[Finding]) -> dict[str, Samples]:
     """Join single samples to feeds of `rows`, where the model's batch axis is fixed to so many."""
     if rows == 1:
         return dict(splits)
@@ -236,10 +232,8 @@ def _grouped(
         )
     left = sum(len(split) % rows for split in splits.values())
     findings.append(
-        Finding(
-            severity="note",
-            node="",
-            rule="data-grouped",
+        noted(
+            "data-grouped",
             text=f"the model's batch axis is fixed to "
             f"{rows}: {rows} samples are one feed, {left} that fill none are left out",
         )

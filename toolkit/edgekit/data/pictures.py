@@ -7,9 +7,11 @@ ICC profiles are not applied and CMYK is converted without one, as the usual tra
 from __future__ import annotations
 
 import io
+import re
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,21 +25,24 @@ from edgekit.errors import InputError
 if TYPE_CHECKING:
     from PIL import Image
 
-Picture = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+Picture = npt.NDArray[Any]
 
 SUFFIXES = frozenset(
-    ".png .apng .jpg .jpeg .jpe .jfif .gif .bmp .webp .tif .tiff .ppm .pgm .pbm .pnm .jp2 .j2k .avif".split()
+    {".png", ".apng", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", ".webp"}
+    | {".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".avif"}
 )
 """Names that are taken for images; what they are is decided by their content."""
 
-_FORMATS = ["PNG", "JPEG", "MPO", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF"]
+_FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000", "AVIF")
 _ALPHA = {"RGBA", "LA", "PA", "RGBa", "La"}
 _REMEDY = "Remove the file or save it again."
+_LARGE = 1 << 23
+_LARGE_LOCK = threading.Lock()
 _TO_8_BIT = 257.0  # 65535 / 255
 
 
 def decode(
-    source: Path | bytes, *, gray: bool, background: Sequence[int], where: str
+    source: Path | bytes, *, gray: bool, background: tuple[int, int, int], where: str
 ) -> tuple[Picture, list[Note]]:
     """Decode an image: first frame, EXIF orientation applied, alpha composited over `background`.
 
@@ -53,22 +58,30 @@ def decode(
     Raises:
         UnreadableError: damaged, not an image, too large, or of a kind whose range of values is unknown.
     """
-    notes: list[Note] = []
     with _opened(source, where) as image:
         _check_size(image.size, where)
-        if getattr(image, "is_animated", False):
-            notes.append(Note(rule="image-first-frame", node="", text="several frames: the first is used"))
-        image.load()
-        upright = _oriented(image, notes)
-        if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
-            return np.asarray(upright).astype(np.float32) / np.float32(_TO_8_BIT), notes
-        if image.mode in {"I", "F"}:
-            raise UnreadableError(
-                "32-bit pixels: which range they span is not in the file",
-                where=where,
-                remedy="Save it with 8 or 16 bits, or as an array.",
-            )
-        return _pixels(upright, gray=gray, background=background, notes=notes), notes
+        # Threads decode small images side by side but large ones one at a time: memory stays that of one large image.
+        with _LARGE_LOCK if image.size[0] * image.size[1] > _LARGE else nullcontext():
+            return _decoded(image, gray=gray, background=background, where=where)
+
+
+def _decoded(
+    image: Image.Image, *, gray: bool, background: tuple[int, int, int], where: str
+) -> tuple[Picture, list[Note]]:
+    notes: list[Note] = []
+    if getattr(image, "is_animated", False):
+        notes.append(Note(rule="image-first-frame", node="", text="several frames: the first is used"))
+    image.load()
+    upright = _oriented(image, notes)
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+        return np.asarray(upright).astype(np.float32) / np.float32(_TO_8_BIT), notes
+    if image.mode in {"I", "F"}:
+        raise UnreadableError(
+            "32-bit pixels: which range they span is not in the file",
+            where=where,
+            remedy="Save it with 8 or 16 bits, or as an array.",
+        )
+    return _pixels(upright, gray=gray, background=background, notes=notes), notes
 
 
 @contextmanager
@@ -88,25 +101,28 @@ def _opened(source: Path | bytes, where: str) -> Iterator[Image.Image]:
 
     try:
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
-        if size > MAX_IMAGE_BYTES:
-            raise UnreadableError(
-                f"file of {size} bytes, at most {MAX_IMAGE_BYTES}", where=where, remedy=_REMEDY
-            )
-        with Image.open(
-            io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS
-        ) as image:
+        _check_length(size, where)
+        Image.init()
+        formats = [name for name in _FORMATS if name in Image.OPEN]
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=formats) as image:
             yield image
     except UnreadableError:
         raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise _too_large("", where) from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        count = re.search(r"\d+", str(error))
+        raise _too_large(f" ({count[0]} pixels)" if count else "", where) from None
     except UnidentifiedImageError:
         reason = "empty file" if size == 0 else "not an image of a known format, or its header is damaged"
         raise UnreadableError(reason, where=where, remedy=_REMEDY) from None
     except Exception as error:  # noqa: BLE001 - decoders raise whatever they stumble over in a damaged file
         raise UnreadableError(
-            f"damaged image: {error or type(error).__name__}", where=where, remedy=_REMEDY
+            f"damaged image: {str(error) or type(error).__name__}", where=where, remedy=_REMEDY
         ) from None
+
+
+def _check_length(length: int, where: str) -> None:
+    if length > MAX_IMAGE_BYTES:
+        raise UnreadableError(f"file of {length} bytes, at most {MAX_IMAGE_BYTES}", where=where, remedy=_REMEDY)
 
 
 def _too_large(size: str, where: str) -> UnreadableError:
@@ -128,28 +144,27 @@ def _oriented(image: Image.Image, notes: list[Note]) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
     except Exception:  # noqa: BLE001 - damaged metadata raises anything; the pixels are fine
-        notes.append(
-            Note(rule="image-exif-damaged", node="", text="EXIF data cannot be read: taken as upright")
-        )
+        notes.append(Note(rule="image-exif-damaged", node="", text="EXIF data cannot be read: taken as upright"))
         return image
 
 
-def _pixels(image: Image.Image, *, gray: bool, background: Sequence[int], notes: list[Note]) -> Picture:
+def _pixels(image: Image.Image, *, gray: bool, background: tuple[int, int, int], notes: list[Note]) -> Picture:
     if image.mode in _ALPHA or "transparency" in image.info:
         image = _composited(image, background, notes)
     target = "L" if gray or image.mode in {"1", "L"} else "RGB"
     return np.array(image if image.mode == target else image.convert(target))
 
 
-def _composited(image: Image.Image, background: Sequence[int], notes: list[Note]) -> Image.Image:
+def _composited(image: Image.Image, background: tuple[int, int, int], notes: list[Note]) -> Image.Image:
     from PIL import Image
 
     was_gray = image.mode in {"L", "LA", "La", "1"}
     rgba = image.convert("RGBA")
-    if rgba.getextrema()[3] != (255, 255):
+    if rgba.getchannel("A").getextrema() != (255, 255):
         color = ", ".join(str(part) for part in background)
         notes.append(Note(rule="image-alpha", node="", text=f"transparent pixels composited over ({color})"))
-        under = Image.new("RGBA", rgba.size, (*background, 255))
+        red, green, blue = background
+        under = Image.new("RGBA", rgba.size, (red, green, blue, 255))
         rgba = Image.alpha_composite(under, rgba)
     plain = rgba.convert("RGB")
     return plain.convert("L") if was_gray and len(set(background)) == 1 else plain
@@ -163,7 +178,8 @@ def resized(picture: Picture, size: tuple[int, int], interpolation: str) -> Pict
 
     how = Image.Resampling[interpolation.upper()]
     if picture.dtype == np.float32 and picture.ndim == 3:  # noqa: PLR2004 - Pillow has no RGB of floats
-        return np.stack([resized(picture[..., channel], size, interpolation) for channel in range(3)], axis=2)
+        planes = [resized(picture[..., channel], size, interpolation) for channel in range(3)]
+        return np.stack(planes, axis=2).astype(np.float32, copy=False)
     return np.array(Image.fromarray(picture).resize((size[1], size[0]), how))
 
 

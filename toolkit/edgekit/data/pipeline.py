@@ -16,7 +16,7 @@ from edgekit.data import images, pictures, tensors
 from edgekit.data.arrays import ArrayFile
 from edgekit.data.conform import check_names, conform
 from edgekit.data.faults import Note, printable
-from edgekit.data.rules import ImageRule, Preprocessing, Rule, TensorRule, TextRule, parse
+from edgekit.data.rules import ImageRule, Preprocessing, Rule, TensorRule, TextRule, factor, parse
 from edgekit.data.samples import Feed
 from edgekit.data.text import TextEncoder
 from edgekit.errors import InputError
@@ -71,10 +71,11 @@ class Pipeline:
             self.feed(content, where, notes)
             return
         for spec in self.specs:
-            value, rule = content[spec.name], self._rule(spec)
+            value: Any = content[spec.name]
+            rule = self._rule(spec)
             if isinstance(rule, ImageRule):
                 for picture in value if isinstance(value, list) else [value]:
-                    images.check(picture, rule, spec, where, notes)  # type: ignore[arg-type]
+                    images.check(picture, rule, spec, where, notes)
             else:
                 self._tensor(value, rule, spec, where, notes)
 
@@ -96,14 +97,15 @@ class Pipeline:
             return {spec.name: conform(found[spec.name], spec, where=where) for spec in self.specs}
         feed = {}
         for spec in self.specs:
-            value, rule = content[spec.name], self._rule(spec)
+            value: Any = content[spec.name]
+            rule = self._rule(spec)
             if not isinstance(rule, ImageRule):
                 feed[spec.name] = self._tensor(value, rule, spec, where, notes)
             elif isinstance(value, list):
-                made = [images.apply(picture, rule, spec) for picture in value]  # type: ignore[arg-type]
+                made = [images.apply(picture, rule, spec) for picture in value]
                 feed[spec.name] = conform(np.stack(made), spec, where=where)
             else:
-                feed[spec.name] = conform(images.apply(value, rule, spec), spec, where=where)  # type: ignore[arg-type]
+                feed[spec.name] = conform(images.apply(value, rule, spec), spec, where=where)
         return feed
 
     def _rule(self, spec: TensorSpec) -> ImageRule | TensorRule:
@@ -135,9 +137,7 @@ class Pipeline:
             return [pictures.canonical(pictures.as_picture(row, where, gray=gray)) for row in array]
         return pictures.canonical(pictures.as_picture(array, where, gray=gray))
 
-    def _tensor(
-        self, value: Any, rule: TensorRule, spec: TensorSpec, where: str, notes: list[Note] | None
-    ) -> Array:
+    def _tensor(self, value: Any, rule: TensorRule, spec: TensorSpec, where: str, notes: list[Note] | None) -> Array:
         made = tensors.apply(value, rule, spec, where)
         return conform(made, spec, where=where, notes=None if rule.computes else notes)
 
@@ -158,7 +158,7 @@ def complete(
         if isinstance(rule, ImageRule):
             rules[spec.name] = images.complete(rule, spec, where)
         else:
-            scale = None if rule.scale is None else tensors.factor(rule.scale, where)
+            scale = None if rule.scale is None else factor(rule.scale, where)
             rules[spec.name] = msgspec.structs.replace(rule, scale=scale)
     return Preprocessing(inputs=rules)
 
@@ -256,9 +256,7 @@ def _text(raw: Any, where: str) -> dict[str, Any]:
         try:
             return {"text": raw.read_text("utf-8")}
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(
-                f"not readable as text: {error}", where=where, remedy="Give UTF-8 text."
-            ) from None
+            raise InputError(f"not readable as text: {error}", where=where, remedy="Give UTF-8 text.") from None
     if isinstance(raw, str):
         return {"text": raw}
     if isinstance(raw, tuple) and all(isinstance(part, str) for part in raw):

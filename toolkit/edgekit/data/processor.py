@@ -73,9 +73,7 @@ def read_image_rule(folder: Path) -> tuple[ImageRule, Path] | None:
     config, path = found
     kind = _kind(config)
     if kind not in _PLAIN:
-        raise InputError(
-            f"the image processor '{kind or 'unnamed'}' is not known", where=str(path), remedy=_REMEDY
-        )
+        raise InputError(f"the image processor '{kind or 'unnamed'}' is not known", where=str(path), remedy=_REMEDY)
     for key, value in config.items():
         unknown_step = key.startswith("do_") and key not in _KNOWN_STEPS and key != "do_reduce_labels"
         if value is True and (unknown_step or key in {"rescale_offset", "include_top"}):
@@ -99,8 +97,7 @@ def _config(folder: Path) -> tuple[dict[str, Any], Path] | None:
         if config.get("feature_size") is not None or "sampling_rate" in config:
             raise InputError("an audio processor", where=str(path), remedy="Give the samples as .npz arrays.")
         if any(
-            key in config
-            for key in ("image_processor_type", "feature_extractor_type", "image_mean", "do_resize")
+            key in config for key in ("image_processor_type", "feature_extractor_type", "image_mean", "do_resize")
         ):
             return config, path
     return None

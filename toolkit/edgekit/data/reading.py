@@ -13,7 +13,7 @@ from edgekit.data.arrays import ArrayFile
 from edgekit.data.arrow import ArrowRows
 from edgekit.data.declared import Declared, Kind, image_input, settle
 from edgekit.data.factory import FactoryRecords
-from edgekit.data.faults import UnreadableError, named
+from edgekit.data.faults import UnreadableError, named, noted
 from edgekit.data.finding import Place, Role
 from edgekit.data.pipeline import Batched, Pipeline, fixed_rows, sample_rank
 from edgekit.data.records import ArrayRows, FeedFiles, ImageFiles, Records
@@ -154,11 +154,4 @@ def _fixed(specs: Sequence[TensorSpec], preprocessing: Preprocessing, reader: Re
 def _note_unused(reader: Records, findings: list[Finding]) -> None:
     unused = getattr(reader, "unused", [])
     if unused:
-        findings.append(
-            Finding(
-                severity="note",
-                node="",
-                rule="data-unused-arrays",
-                text="arrays that are no input of the model: " + named(unused),
-            )
-        )
+        findings.append(noted("data-unused-arrays", text="arrays that are no input of the model: " + named(unused)))

@@ -23,18 +23,22 @@ RawLabels = Sequence[Any] | npt.NDArray[np.generic]
 
 
 class Records(Protocol):
-    """Raw samples that can be read again and again, in any order.
+    """Raw samples that can be read again and again, in any order."""
 
-    Attributes:
-        ids: a name per sample.
-        labels: what is given for each sample, as it is given; None when nothing is. Entries of samples that cannot
-            be read are None.
-        classes: names that integer labels refer to; empty when unknown.
-    """
+    @property
+    def ids(self) -> Sequence[str]:
+        """A name per sample."""
+        ...
 
-    ids: Sequence[str]
-    labels: RawLabels | None
-    classes: tuple[str, ...]
+    @property
+    def labels(self) -> RawLabels | None:
+        """What is given for each sample, as it is given (None for one that cannot be read); None when nothing is."""
+        ...
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names that integer labels refer to; empty when unknown."""
+        ...
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -57,9 +61,7 @@ class ImageFiles:
 
     classes: tuple[str, ...] = ()
 
-    def __init__(
-        self, paths: Sequence[Path], ids: Sequence[str], labels: Sequence[str] | None, name: str
-    ) -> None:
+    def __init__(self, paths: Sequence[Path], ids: Sequence[str], labels: Sequence[str] | None, name: str) -> None:
         self._paths, self.name = paths, name
         self.ids, self.labels = ids, labels
 
@@ -152,9 +154,7 @@ class FeedFiles:
         if row is not None and self._shard is not None and self._shard[0] == position:
             return {name: array[row : row + 1] for name, array in self._shard[1].items()}
         file = self._open(*self._files[position])
-        check_names(
-            [name for name in file.headers if name != label_key(file, self._specs)], self._specs, file.where
-        )
+        check_names([name for name in file.headers if name != label_key(file, self._specs)], self._specs, file.where)
         if row is None:
             return {spec.name: file.read(spec.name) for spec in self._specs}
         self._shard = None  # let go of one shard before the next is held

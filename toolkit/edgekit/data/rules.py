@@ -182,9 +182,7 @@ def _only_input(specs: Sequence[TensorSpec], kind: str, where: str) -> str:
 def looks_like_image(spec: TensorSpec) -> bool:
     """Say whether an input has four axes of which one is 1 or 3 channels (or may be)."""
     rank = 4
-    return len(spec.shape) == rank and any(
-        size in (1, 3) or isinstance(size, str) for size in spec.shape[1::2]
-    )
+    return len(spec.shape) == rank and any(size in (1, 3) or isinstance(size, str) for size in spec.shape[1::2])
 
 
 def factor(value: Factor, where: str) -> float:
@@ -195,9 +193,7 @@ def factor(value: Factor, where: str) -> float:
     except (ValueError, ZeroDivisionError):
         found = math.nan
     if not math.isfinite(found) or found == 0:
-        raise InputError(
-            f"scale {value!r} is not a number", where=where, remedy='Write it as 0.5 or "1/255".'
-        )
+        raise InputError(f"scale {value!r} is not a number", where=where, remedy='Write it as 0.5 or "1/255".')
     return found
 
 
@@ -207,10 +203,7 @@ def _check_numbers(rule: ImageRule | TensorRule, where: str) -> None:
     for key in ("mean", "std"):
         value = getattr(rule, key)
         values = value if isinstance(value, tuple) else () if value is None else (value,)
-        if (
-            any(not math.isfinite(number) or (key == "std" and number <= 0) for number in values)
-            or value == ()
-        ):
+        if any(not math.isfinite(number) or (key == "std" and number <= 0) for number in values) or value == ():
             raise InputError(
                 f"{key} {value!r}",
                 where=f"{where}, key {key}",
@@ -218,15 +211,11 @@ def _check_numbers(rule: ImageRule | TensorRule, where: str) -> None:
             )
     if isinstance(rule, ImageRule):
         if not all(0 <= value <= _WHITE for value in (rule.pad, *rule.background)):
-            raise InputError(
-                "pad and background are pixel values", where=where, remedy="Give numbers in 0 .. 255."
-            )
+            raise InputError("pad and background are pixel values", where=where, remedy="Give numbers in 0 .. 255.")
         for key in ("resize", "crop"):
             size = getattr(rule, key)
             if size is not None and min(size if isinstance(size, tuple) else (size,)) < 1:
-                raise InputError(
-                    f"{key} {size!r}", where=f"{where}, key {key}", remedy="Sizes are at least 1."
-                )
+                raise InputError(f"{key} {size!r}", where=f"{where}, key {key}", remedy="Sizes are at least 1.")
 
 
 def read_sidecar(folder: Path) -> tuple[dict[str, Any], Path] | None:
@@ -247,11 +236,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Return a small TOML file as a dict; InputError names the file."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise InputError(
-                f"larger than {MAX_CONFIG_BYTES} bytes", where=str(path), remedy="Is it the right file?"
-            )
+            raise InputError(f"larger than {MAX_CONFIG_BYTES} bytes", where=str(path), remedy="Is it the right file?")
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(
-            f"not readable as TOML: {error}", where=str(path), remedy="Correct the file."
-        ) from None
+        raise InputError(f"not readable as TOML: {error}", where=str(path), remedy="Correct the file.") from None

@@ -109,8 +109,7 @@ class Grouped:
         self._samples, self._rows = samples, rows
         count = len(samples) // rows
         self.ids: Sequence[str] = [
-            f"{samples.ids[start]} .. {samples.ids[start + rows - 1]}"
-            for start in range(0, count * rows, rows)
+            f"{samples.ids[start]} .. {samples.ids[start + rows - 1]}" for start in range(0, count * rows, rows)
         ]
         labels = samples.labels
         self.labels: npt.NDArray[np.generic] | None = (

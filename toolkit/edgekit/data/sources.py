@@ -12,11 +12,11 @@ import msgspec
 
 from edgekit.artifact import TensorSpec
 from edgekit.data.faults import NonFiniteError, Note, UnreadableError
+from edgekit.data.labels import Labels
 from edgekit.data.pictures import quiet
 from edgekit.data.pipeline import Pipeline, digest
 from edgekit.data.records import Records
 from edgekit.data.samples import Feed, join
-from edgekit.data.labels import Labels
 from edgekit.errors import InputError
 from edgekit.events import Listener, Progress
 
@@ -124,8 +124,6 @@ class Split:
 def row_specs(specs: Sequence[TensorSpec], rows: int) -> tuple[TensorSpec, ...]:
     """Return the specs of single rows of a model whose batch axis is fixed to `rows`."""
     return tuple(
-        msgspec.structs.replace(spec, shape=(1, *spec.shape[1:]))
-        if rows > 1 and spec.shape[:1] == (rows,)
-        else spec
+        msgspec.structs.replace(spec, shape=(1, *spec.shape[1:])) if rows > 1 and spec.shape[:1] == (rows,) else spec
         for spec in specs
     )

@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from edgekit.data.faults import noted, warned
 from edgekit.data.finding import Role
 from edgekit.data.limits import CALIBRATION, FEW_SAMPLES
 from edgekit.events import Finding
@@ -122,9 +123,7 @@ def _assign(
     trains, again = _without(trains, taken, content)
     if not found.evaluation and trains:
         findings.append(_only("training"))
-        found.evaluation, rest = _fill(
-            _groups(trains, content, seed), len(trains) * _EVALUATION_PERCENT // 100
-        )
+        found.evaluation, rest = _fill(_groups(trains, content, seed), len(trains) * _EVALUATION_PERCENT // 100)
         trains = [key for group in rest for key in group]
     found.training = trains if training else []
     _tell_dropped(dropped + more, again if training else 0, findings)
@@ -164,30 +163,21 @@ def _without(keys: Iterable[Key], taken: set[bytes], content: Mapping[Key, bytes
 
 def _only(role: Role) -> Finding:
     if role == "training":
-        return Finding(
-            severity="warning",
-            node="",
-            rule="data-no-evaluation-split",
-            text="evaluation samples are held out of the training split: a model that was trained on them looks better "
-            "than it is",
+        return warned(
+            "data-no-evaluation-split",
+            text="evaluation samples are held out of the training split: a model that was trained on them looks "
+            "better than it is",
             remedy="Add a folder or file 'evaluation' with samples that the model has not seen.",
         )
-    return Finding(
-        severity="note",
-        node="",
-        rule="data-one-split",
-        text=f"only a split for {role}: calibration samples are taken out of it",
-    )
+    return noted("data-one-split", text=f"only a split for {role}: calibration samples are taken out of it")
 
 
 def _tell_dropped(evaluation: int, calibration: int, findings: list[Finding]) -> None:
     for count, split_name in ((evaluation, "evaluation"), (calibration, "calibration")):
         if count:
             findings.append(
-                Finding(
-                    severity="warning",
-                    node="",
-                    rule="data-duplicates-across-splits",
+                warned(
+                    "data-duplicates-across-splits",
                     text=f"{count} samples dropped from other splits: their content is in {split_name}",
                     remedy="Make the splits disjoint, so that accuracy means something.",
                 )
@@ -199,21 +189,17 @@ def _tell_sizes(found: Splits, total: int, limit: int | None, findings: list[Fin
     if count < FEW_SAMPLES:
         rest = "" if found.evaluation else " and nothing is left for evaluation: accuracy stays unproven"
         findings.append(
-            Finding(
-                severity="warning",
-                node="",
-                rule="data-few-samples",
+            warned(
+                "data-few-samples",
                 text=f"{count} sample{'s' if count != 1 else ''} to calibrate with{rest}",
-                remedy=f"Give {FEW_SAMPLES} or more, some hundreds for good ranges and a sound verdict. In a folder of "
-                ".npz each file is one feed; give a single .npz when its leading axis counts samples.",
+                remedy=f"Give {FEW_SAMPLES} or more, some hundreds for good ranges and a sound verdict. In a folder "
+                "of .npz each file is one feed; give a single .npz when its leading axis counts samples.",
             )
         )
     elif not found.evaluation:
         findings.append(
-            Finding(
-                severity="warning",
-                node="",
-                rule="data-no-evaluation-split",
+            warned(
+                "data-no-evaluation-split",
                 text="no samples for evaluation: accuracy stays unproven",
                 remedy="Add a folder or file 'evaluation'.",
             )
@@ -221,10 +207,8 @@ def _tell_sizes(found: Splits, total: int, limit: int | None, findings: list[Fin
     if limit is not None and count < limit:
         of = "" if count == total else f" (of {total} samples; the rest is for the other splits)"
         findings.append(
-            Finding(
-                severity="warning",
-                node="",
-                rule="data-fewer-than-asked",
+            warned(
+                "data-fewer-than-asked",
                 text=f"asked {limit}, found {count} calibration samples{of}",
                 remedy="Give more samples or ask for fewer.",
             )

@@ -59,8 +59,7 @@ class TextTable:
         names = set(self._header) | found
         if self._starts and self._columns["text"] not in names:
             raise InputError(
-                f"no column '{self._columns['text']}'; there are "
-                + ", ".join(f"'{key}'" for key in sorted(names)),
+                f"no column '{self._columns['text']}'; there are " + ", ".join(f"'{key}'" for key in sorted(names)),
                 where=name,
                 remedy='Rename one, or declare columns = { text = "NAME" } (kind = "text").',
             )
@@ -158,9 +157,7 @@ class _Lines:
         if not line:
             raise StopIteration
         if len(line) > MAX_LINE_BYTES:
-            raise InputError(
-                f"a line of more than {MAX_LINE_BYTES} bytes", where=self._name, remedy="Is it a table?"
-            )
+            raise InputError(f"a line of more than {MAX_LINE_BYTES} bytes", where=self._name, remedy="Is it a table?")
         self.position += len(line)
         return line.decode("utf-8")
 

@@ -75,9 +75,7 @@ def _computed(array: Array, rule: TensorRule, spec: TensorSpec, place: str) -> A
     return values
 
 
-def _along(
-    numbers: float | tuple[float, ...], axis: int, values: Array, place: str
-) -> npt.NDArray[np.float32]:
+def _along(numbers: float | tuple[float, ...], axis: int, values: Array, place: str) -> npt.NDArray[np.float32]:
     found = np.array(numbers, np.float32)
     if found.ndim == 0 or found.size == 1:
         return found

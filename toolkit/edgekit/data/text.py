@@ -49,12 +49,10 @@ class TextEncoder:
         self.rule, self.path = rule, path
         self._tokenizer = _load(path)
         if rule.sha256 and sha256_file(path) != rule.sha256:
-            raise IntegrityError(
-                "not the tokenizer that was recorded", where=str(path), remedy="Restore the file."
-            )
+            raise IntegrityError("not the tokenizer that was recorded", where=str(path), remedy="Restore the file.")
 
     def complete(self, specs: Sequence[TensorSpec], where: str) -> list[Note]:
-        """Fill in what the rule leaves open and say what was chosen; InputError when an input cannot be made of text."""
+        """Fill in what the rule leaves open; say what was chosen. InputError when text cannot make an input."""
         rule, config = self.rule, _read_config(self.path.with_name("tokenizer_config.json"))
         own_padding, own_cut = self._tokenizer.padding or {}, self._tokenizer.truncation or {}
         notes, fixed = [], _fixed_length(specs, where)
@@ -66,9 +64,7 @@ class TextEncoder:
                 if isinstance(limit, int | float) and 0 < limit < _NO_LIMIT
             ]
             longest = int(min(limits, default=_MAX_LENGTH))
-            notes.append(
-                Note(rule="text-max-length", node="", text=f"max_length {longest} taken, none is declared")
-            )
+            notes.append(Note(rule="text-max-length", node="", text=f"max_length {longest} taken, none is declared"))
         if fixed is not None and longest > fixed:
             raise InputError(
                 f"max_length {longest}, the model's sequence axis is fixed to {fixed}",
@@ -93,9 +89,7 @@ class TextEncoder:
         )
         return notes
 
-    def encode(
-        self, text: str, pair: str | None, specs: Sequence[TensorSpec], where: str, notes: list[Note]
-    ) -> Feed:
+    def encode(self, text: str, pair: str | None, specs: Sequence[TensorSpec], where: str, notes: list[Note]) -> Feed:
         """Return the inputs of one text (or pair), each of shape [tokens], int64."""
         rule = self.rule
         longest = rule.max_length or _MAX_LENGTH
@@ -139,9 +133,7 @@ def _load(path: Path) -> Any:
             "text needs the package 'tokenizers'", remedy="pip install 'edgekit-toolkit[text]'"
         ) from None
     if path.stat().st_size > MAX_TOKENIZER_BYTES:
-        raise InputError(
-            f"larger than {MAX_TOKENIZER_BYTES} bytes", where=str(path), remedy="Is it a tokenizer?"
-        )
+        raise InputError(f"larger than {MAX_TOKENIZER_BYTES} bytes", where=str(path), remedy="Is it a tokenizer?")
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the library has no class of its own for it
@@ -162,14 +154,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return a small JSON object; InputError names the file."""
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise InputError(
-                f"larger than {MAX_CONFIG_BYTES} bytes", where=str(path), remedy="Is it the right file?"
-            )
+            raise InputError(f"larger than {MAX_CONFIG_BYTES} bytes", where=str(path), remedy="Is it the right file?")
         found = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"not readable as JSON: {error}", where=str(path), remedy="Correct the file."
-        ) from None
+        raise InputError(f"not readable as JSON: {error}", where=str(path), remedy="Correct the file.") from None
     if not isinstance(found, dict):
         raise InputError("not a JSON object", where=str(path), remedy="Correct the file.")
     return found
@@ -180,14 +168,15 @@ def _token(value: Any) -> str:
 
 
 def _fixed_length(specs: Sequence[TensorSpec], where: str) -> int | None:
-    lengths = {spec.shape[-1] for spec in specs if spec.shape and isinstance(spec.shape[-1], int)}
+    last = [spec.shape[-1] for spec in specs if spec.shape]
+    lengths = {length for length in last if isinstance(length, int)}
     if len(lengths) > 1:
         raise InputError(
-            f"the model's inputs want sequences of {sorted(lengths, key=str)} tokens",
+            f"the model's inputs want sequences of {sorted(lengths)} tokens",
             where=where,
             remedy="Text gives all inputs one length; give the samples as .npz instead.",
         )
-    return next((length for length in lengths if isinstance(length, int)), None)
+    return next(iter(lengths), None)
 
 
 def _roles(specs: Sequence[TensorSpec], where: str) -> Any:
