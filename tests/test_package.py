@@ -1,9 +1,12 @@
 import hashlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -149,6 +152,29 @@ def test_a_device_runs_the_jobs_as_they_stand(tmp_path, unsigned, job):
     result = json.loads((tmp_path / f"{job}-result.json").read_text())
     assert "error" not in result
     assert result["matches"] is True if job == "golden" else len(result["series_ms"]) >= 100
+
+
+def test_the_commands_of_the_format_page(tmp_path, keys):
+    """docs/package.md is followed to the letter, in a folder with a signed `tiny.edgekit` and the key to check it."""
+    page = (Path(__file__).resolve().parents[1] / "docs" / "package.md").read_text(encoding="utf-8")
+    package = tiny_package(tmp_path, key=keys / "key")
+    shutil.copy(keys / "key.pub", tmp_path)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    told = ""
+    for script in re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{script}\n{done.stderr}"
+        told += done.stdout
+    assert '"matches": true' in told
+    assert told.count(package.seal.payload) == 2
+    assert "Signature Verified Successfully" in told
 
 
 def test_readme_without_samples(tmp_path):
