@@ -25,6 +25,7 @@ from typing import Any, Self
 import msgspec
 
 from edgekit.artifact import Artifact, Step, canonical_json, sha256_file
+from edgekit.atomic import sync_folder
 from edgekit.errors import EdgekitError, IntegrityError, TargetError
 
 _NEW = ".new-"
@@ -52,15 +53,6 @@ def default_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgekit"
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make renames inside `folder` durable."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a reader sees all of it or none of it, whatever is killed when."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=_NEW)
@@ -73,7 +65,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    fsync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 class Store:
@@ -176,8 +168,8 @@ class Store:
             hashes[name], sizes[name] = sha256_file(path), path.stat().st_size
             path.chmod(0o444)
         for folder in sorted((p for p in files.rglob("*") if p.is_dir()), reverse=True):
-            fsync_folder(folder)
-        fsync_folder(files)
+            sync_folder(folder)
+        sync_folder(files)
         facts = msgspec.json.decode(canonical_json(facts))
         artifact = Artifact(kind=kind, files=hashes, facts=facts, lineage=lineage)
         home, target = files.parent, self._home(artifact.id)
@@ -191,7 +183,7 @@ class Store:
         except OSError:
             if not target.exists():  # else another process published the same bytes first
                 raise
-        fsync_folder(target.parent)
+        sync_folder(target.parent)
         return artifact
 
     # ---- cache records
