@@ -182,7 +182,7 @@ def test_the_commands_of_the_format_page(tmp_path, keys):
 def test_readme_without_samples(tmp_path):
     package = tiny_package(tmp_path, golden=None)
     package.extract(tmp_path / "out")
-    assert "no samples were given" in (tmp_path / "out" / "README.txt").read_text()
+    assert "No samples were given" in (tmp_path / "out" / "README.txt").read_text()
     assert not (tmp_path / "out" / "golden.json").exists()
 
 
