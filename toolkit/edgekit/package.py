@@ -99,6 +99,14 @@ class Extracted:
         """The file that the runtime loads."""
         return self.folder / self.variant.folder / self.variant.model
 
+    @property
+    def reference(self) -> tuple[Path, Path | None] | None:
+        """The files of the float model, its outputs and (if they were packed) its inputs; None without any."""
+        found = self.package.manifest.reference
+        if found is None:
+            return None
+        return self.folder / found.outputs, self.folder / found.inputs if found.inputs else None
+
     def compiled(self) -> Bundle:
         """Return what a target loads."""
         chosen = self.variant
