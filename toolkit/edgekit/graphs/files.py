@@ -31,7 +31,8 @@ def read_onnx(path: Path, out: Path, *, limits: Limits = DEFAULT_LIMITS) -> dict
         limits: what reading may cost.
 
     Returns:
-        Facts of the artifact: `graphs`, `opset`, `ir`, `producer`, `domains`, `quantized`, `findings`; `licence` when
+        Facts of the artifact: `graphs`, `opset`, `ir`, `producer`, `domains`, `quantized`, `findings`,
+        `external` (names of the files beside the source that its weights lie in); `licence` when
         the model's metadata has one; `renamed_nodes` (new name -> old) when node names were not unique.
 
     Raises:
@@ -138,7 +139,9 @@ def check_dynamic(
     for broken in answer["broken"]:
         finding = _broken(broken, batch=bool(first & set(broken["axes"])), base=base)
         if first & set(broken["axes"]) and needed:
-            raise InputError(finding.text, where=f"{graph}, {broken['node']}".removesuffix(", "), remedy=finding.remedy)
+            raise InputError(
+                finding.text, where=f"{graph}, {broken['node']}".removesuffix(", "), remedy=finding.remedy
+            )
         findings.append(finding)
         if first & set(broken["axes"]):
             fixed.update({axis: base[axis] for axis in broken["axes"]})

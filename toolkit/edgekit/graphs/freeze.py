@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _MAX_FOLDED = 1 << 12
 
 
-def axis_sizes(specs: list[TensorSpec], ranges: Mapping[str, ShapeRange]) -> tuple[dict[str, int], dict[str, ShapeRange]]:
+def axis_sizes(
+    specs: list[TensorSpec], ranges: Mapping[str, ShapeRange]
+) -> tuple[dict[str, int], dict[str, ShapeRange]]:
     """Work out which axes become fixed, and hold the asked shapes against the declared ones.
 
     An axis that has one name in several inputs has one size in all of them.

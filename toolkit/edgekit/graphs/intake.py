@@ -46,6 +46,7 @@ def intake(source: str, limits: dict[str, Any]) -> dict[str, Any]:
     model = parse(path)
     findings += check_versions(model)
     total = check_storage(model, path.parent)
+    external = external_files(model)
     numbers = Limits(**limits).for_size(total + path.stat().st_size)
     confine(vars(numbers))
     changed = normalize(model, findings)
@@ -63,7 +64,7 @@ def intake(source: str, limits: dict[str, Any]) -> dict[str, Any]:
     facts, more = facts_of(out)
     if changed:
         facts["renamed_nodes"] = changed
-    return facts | {"findings": msgspec.to_builtins([*findings, *more])}
+    return facts | {"external": external, "findings": msgspec.to_builtins([*findings, *more])}
 
 
 def parse(path: Path) -> onnx.ModelProto:
@@ -103,6 +104,12 @@ def _what_it_is(data: bytes) -> str:
     if all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in head):  # noqa: PLR2004 - printable ASCII
         return "it is text"
     return "it does not parse as one; it is cut short, damaged or of another format"
+
+
+def external_files(model: onnx.ModelProto) -> list[str]:
+    """Return the files beside the model that its weights lie in, as the model names them, sorted."""
+    found = (tensor for tensor in storage.tensors_in(model) if storage.is_external(tensor))
+    return sorted({storage.reference_of(tensor).location for tensor in found})
 
 
 def check_storage(model: onnx.ModelProto, folder: Path) -> int:
@@ -149,7 +156,9 @@ def normalize(model: onnx.ModelProto, findings: list[Finding]) -> dict[str, str]
         if dropped:
             model.ir_version = max(model.ir_version, _CONSTANTS_APART)
             findings.append(
-                _note("initializer-input", "", f"{len(dropped)} weights were listed as inputs; they are constants now")
+                _note(
+                    "initializer-input", "", f"{len(dropped)} weights were listed as inputs; they are constants now"
+                )
             )
     sort_nodes(model.graph)
     renamed = name_nodes(model)
@@ -157,7 +166,9 @@ def normalize(model: onnx.ModelProto, findings: list[Finding]) -> dict[str, str]
     if duplicates:
         new, old = next(iter(duplicates.items()))
         findings.append(
-            _note("node-names", new, f"{len(duplicates)} nodes had the name of another node ('{old}') and got new ones")
+            _note(
+                "node-names", new, f"{len(duplicates)} nodes had the name of another node ('{old}') and got new ones"
+            )
         )
     settle_dims(model.graph)
     return duplicates

@@ -148,12 +148,21 @@ VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dr
 
 _PER_OUTPUT = {
     **dict.fromkeys(
-        ("Add", "Sub", "Mul", "Div", "Relu", "Clip", "Neg", "Abs", "Max", "Min", "Where", "Equal", "Less", "Greater"), 1
+        ("Add", "Sub", "Mul", "Div", "Relu", "Clip", "Neg", "Abs", "Max", "Min", "Where", "Equal", "Less", "Greater"),
+        1,
     ),
-    **dict.fromkeys(("And", "Or", "Not", "Xor", "LessOrEqual", "GreaterOrEqual", "Sign", "Floor", "Ceil", "Round"), 1),
-    **dict.fromkeys(("LeakyRelu", "PRelu", "HardSigmoid", "ThresholdedRelu", "QuantizeLinear", "DequantizeLinear"), 2),
-    **dict.fromkeys(("BatchNormalization", "HardSwish", "Mod", "Sum", "Mean", "Pow", "Sqrt", "Reciprocal", "QLinearAdd"), 2),
-    **dict.fromkeys(("Exp", "Log", "Sigmoid", "Tanh", "Erf", "Softplus", "Sin", "Cos", "Elu", "Selu", "Celu", "QLinearMul"), 4),
+    **dict.fromkeys(
+        ("And", "Or", "Not", "Xor", "LessOrEqual", "GreaterOrEqual", "Sign", "Floor", "Ceil", "Round"), 1
+    ),
+    **dict.fromkeys(
+        ("LeakyRelu", "PRelu", "HardSigmoid", "ThresholdedRelu", "QuantizeLinear", "DequantizeLinear"), 2
+    ),
+    **dict.fromkeys(
+        ("BatchNormalization", "HardSwish", "Mod", "Sum", "Mean", "Pow", "Sqrt", "Reciprocal", "QLinearAdd"), 2
+    ),
+    **dict.fromkeys(
+        ("Exp", "Log", "Sigmoid", "Tanh", "Erf", "Softplus", "Sin", "Cos", "Elu", "Selu", "Celu", "QLinearMul"), 4
+    ),
     **dict.fromkeys(("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "Mish", "Softmax", "LogSoftmax", "Swish"), 6),
     **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"), 8),
     **dict.fromkeys(("SkipLayerNormalization", "SimplifiedLayerNormalization", "LRN", "LpNormalization"), 8),
@@ -161,7 +170,9 @@ _PER_OUTPUT = {
     "RotaryEmbedding": 4,
     "GridSample": 8,
 }
-_PER_INPUT = frozenset({"GlobalAveragePool", "GlobalMaxPool", "ArgMax", "ArgMin", "CumSum", "QLinearGlobalAveragePool"})
+_PER_INPUT = frozenset(
+    {"GlobalAveragePool", "GlobalMaxPool", "ArgMax", "ArgMin", "CumSum", "QLinearGlobalAveragePool"}
+)
 _POOLS = frozenset({"MaxPool", "AveragePool", "LpPool", "QLinearAveragePool"})
 
 

@@ -19,11 +19,51 @@ if TYPE_CHECKING:
 _LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Split", "GatherBlockQuantized"})
 _POINTWISE = frozenset(
     {
-        *("Add", "Sub", "Mul", "Div", "Relu", "Clip", "Neg", "Abs", "Max", "Min", "Where", "Equal", "Less", "Greater"),
+        *(
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Relu",
+            "Clip",
+            "Neg",
+            "Abs",
+            "Max",
+            "Min",
+            "Where",
+            "Equal",
+            "Less",
+            "Greater",
+        ),
         *("And", "Or", "Not", "Xor", "LessOrEqual", "GreaterOrEqual", "Sign", "Floor", "Ceil", "Round", "LeakyRelu"),
         *("PRelu", "HardSigmoid", "HardSwish", "ThresholdedRelu", "BatchNormalization", "Mod", "Sum", "Mean", "Pow"),
-        *("Sqrt", "Reciprocal", "Exp", "Log", "Sigmoid", "Tanh", "Erf", "Softplus", "Sin", "Cos", "Elu", "Selu", "Celu"),
-        *("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "Mish", "Swish", "Cast", "CastLike", "QLinearAdd", "QLinearMul"),
+        *(
+            "Sqrt",
+            "Reciprocal",
+            "Exp",
+            "Log",
+            "Sigmoid",
+            "Tanh",
+            "Erf",
+            "Softplus",
+            "Sin",
+            "Cos",
+            "Elu",
+            "Selu",
+            "Celu",
+        ),
+        *(
+            "Gelu",
+            "FastGelu",
+            "BiasGelu",
+            "QuickGelu",
+            "Mish",
+            "Swish",
+            "Cast",
+            "CastLike",
+            "QLinearAdd",
+            "QLinearMul",
+        ),
     }
 )
 _QUANTIZE = frozenset({"QuantizeLinear", "DequantizeLinear"})
@@ -223,7 +263,9 @@ class Counter:
             maker = makers.get(name)
             folded = maker is not None and maker.op_type != "DequantizeLinear"
             if node.op_type == "MatMulNBits":
-                stored = {name: (int(attribute_of(node, "K")) * int(attribute_of(node, "N")), self.bytes_of(name, scope))}
+                stored = {
+                    name: (int(attribute_of(node, "K")) * int(attribute_of(node, "N")), self.bytes_of(name, scope))
+                }
             yield self.bytes_of(name, scope) if folded else sum(size for _, size in stored.values()), stored
 
     def storage(self, name: str, scope: Scope, makers: dict[str, onnx.NodeProto]) -> dict[str, _Stored]:

@@ -43,7 +43,9 @@ def open_session(path: Path, *, threads: int = 1, extra_outputs: Sequence[str] =
     options.log_severity_level = _FATAL
     options.enable_cpu_mem_arena = False
     options.add_session_config_entry("session.disable_prepacking", "1")
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent.resolve()))
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(path.parent.resolve())
+    )
     model = _adapted(path, extra_outputs)
     try:
         return onnxruntime.InferenceSession(model or str(path), options, providers=["CPUExecutionProvider"])
@@ -102,7 +104,9 @@ def run(session: Any, feed: Mapping[str, npt.NDArray[Any]]) -> Feed:
         names = [item.name for item in session.get_outputs()]
         values = session.run(names, {name: array for name, array in feed.items() if name in wanted})
     except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions have no common base
-        raise InputError(f"the model does not run: {short(error)}", where=node_in(str(error)), remedy=_REMEDY) from None
+        raise InputError(
+            f"the model does not run: {short(error)}", where=node_in(str(error)), remedy=_REMEDY
+        ) from None
     return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
 
 
@@ -115,7 +119,10 @@ def difference(expected: npt.NDArray[Any], found: npt.NDArray[Any]) -> float:
         return float("inf")
     if expected.dtype.kind not in "fcV":
         return 0.0 if np.array_equal(expected, found) else float("inf")
-    a, b = (np.asarray(array, dtype=np.complex128 if expected.dtype.kind == "c" else np.float64) for array in (expected, found))
+    a, b = (
+        np.asarray(array, dtype=np.complex128 if expected.dtype.kind == "c" else np.float64)
+        for array in (expected, found)
+    )
     finite = np.isfinite(a)
     if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return float("inf")

@@ -33,9 +33,35 @@ _MAX_VALUES = 1 << 16
 _FOLDED = (
     *("Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Concat", "ConstantOfShape", "CumSum", "Div", "Equal"),
     *("Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual", "Identity"),
-    *("Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Neg", "Not", "Or", "Pow", "Range", "ReduceMax", "ReduceMin"),
+    *(
+        "Less",
+        "LessOrEqual",
+        "Max",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Not",
+        "Or",
+        "Pow",
+        "Range",
+        "ReduceMax",
+        "ReduceMin",
+    ),
     *("ReduceProd", "ReduceSum", "Reshape", "Round", "ScatterND", "Sign", "Slice", "Split", "Sqrt", "Squeeze", "Sub"),
-    *("Tile", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor", "ReduceMean", "Reciprocal", "EyeLike", "Pad", "Mean"),
+    *(
+        "Tile",
+        "Transpose",
+        "Trilu",
+        "Unsqueeze",
+        "Where",
+        "Xor",
+        "ReduceMean",
+        "Reciprocal",
+        "EyeLike",
+        "Pad",
+        "Mean",
+    ),
 )
 
 
@@ -78,7 +104,9 @@ class Scope:
 
     def child(self) -> Scope:
         """Return a scope for an inner graph, which sees what this one knows so far."""
-        return Scope(types=dict(self.types), values=dict(self.values), constants=set(self.constants), lost=dict(self.lost))
+        return Scope(
+            types=dict(self.types), values=dict(self.values), constants=set(self.constants), lost=dict(self.lost)
+        )
 
 
 def shape_of(kind: onnx.TypeProto) -> Shape | None:
@@ -128,7 +156,9 @@ class _Walk:
     """One walk over a model: what all its graphs share."""
 
     def __init__(self, model: onnx.ModelProto, folder: Path | None, known: dict[str, onnx.TypeProto]) -> None:
-        self.opsets = {entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import}
+        self.opsets = {
+            entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import
+        }
         self.imports = list(model.opset_import)
         self.ir_version = model.ir_version
         self.folder = folder
@@ -148,7 +178,9 @@ class _Walk:
                     scope.lost.pop(name, None)
 
     def node(self, node: onnx.NodeProto, scope: Scope) -> None:
-        if all(name in scope.constants for name in reads(node)) and not node.op_type.startswith(("Random", "Bernoulli")):
+        if all(name in scope.constants for name in reads(node)) and not node.op_type.startswith(
+            ("Random", "Bernoulli")
+        ):
             scope.constants.update(name for name in node.output if name)
         if is_standard(node, "If"):
             self.branches(node, scope)
@@ -273,7 +305,9 @@ def _evaluate(
     except Exception:  # noqa: BLE001 - whatever it cannot compute stays unknown; nothing depends on how it fails
         return None
     found = {name: np.asarray(value) for name, value in zip(node.output, values, strict=False) if name}
-    return found if all(value.size <= _MAX_VALUES and value.dtype.kind in "biufc" for value in found.values()) else None
+    return (
+        found if all(value.size <= _MAX_VALUES and value.dtype.kind in "biufc" for value in found.values()) else None
+    )
 
 
 def _element_type(value: npt.NDArray[Any]) -> int:

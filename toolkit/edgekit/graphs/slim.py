@@ -27,7 +27,9 @@ def patterns() -> list[str]:
     return [name for name in DEFAULT_FUSION_PATTERNS if name not in ALWAYS_SKIPPED]
 
 
-def slim_file(source: str, target: str, skip: Sequence[str], *, fuse: bool = True, small: bool = False) -> dict[str, Any]:
+def slim_file(
+    source: str, target: str, skip: Sequence[str], *, fuse: bool = True, small: bool = False
+) -> dict[str, Any]:
     """Simplify a model file with onnxslim: constants folded, dead and duplicate nodes dropped, patterns rewritten.
 
     Large weights kept in another file are set apart as inputs meanwhile, so that they are never in memory. Inputs,

@@ -47,7 +47,8 @@ def element_bits(data_type: int) -> int:
         name = onnx.TensorProto.DataType.Name(data_type)
     except ValueError:
         raise InputError(
-            f"unknown tensor type {data_type}", remedy="The model is damaged, or newer than the installed onnx package."
+            f"unknown tensor type {data_type}",
+            remedy="The model is damaged, or newer than the installed onnx package.",
         ) from None
     if name in narrow:
         return narrow[name]
@@ -139,13 +140,17 @@ def open_external(folder: Path, reference: Reference, *, tensor: str = "") -> It
         ) from None
     except OSError as error:
         raise InputError(
-            f"external data file '{reference.location}' cannot be read: {error.strerror}", where=where, remedy="Check it."
+            f"external data file '{reference.location}' cannot be read: {error.strerror}",
+            where=where,
+            remedy="Check it.",
         ) from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise InputError(
-                f"external data '{reference.location}' is not a regular file", where=where, remedy="Replace it by a file."
+                f"external data '{reference.location}' is not a regular file",
+                where=where,
+                remedy="Replace it by a file.",
             )
         if reference.offset + reference.length > status.st_size:
             raise InputError(
@@ -175,7 +180,9 @@ def copy_range(source: int, start: int, length: int, target: int, position: int)
         while data < stop:
             chunk = os.pread(source, min(_CHUNK, stop - data), data)
             if not chunk:
-                raise InputError("external data shrank while it was read", remedy="Let nothing write to it and try again.")
+                raise InputError(
+                    "external data shrank while it was read", remedy="Let nothing write to it and try again."
+                )
             data += os.pwrite(target, chunk, data + shift)
         at = stop
     if os.fstat(target).st_size < position + length:
@@ -257,7 +264,9 @@ def value_of(tensor: onnx.TensorProto, folder: Path | None = None) -> npt.NDArra
             dense.raw_data = os.pread(descriptor, reference.length, reference.offset)
             return np.asarray(onnx.numpy_helper.to_array(dense))
     except (ValueError, TypeError, KeyError, NotImplementedError) as error:
-        raise InputError(f"the values do not fit its dims and type: {error}", where=where, remedy="Export it again.") from None
+        raise InputError(
+            f"the values do not fit its dims and type: {error}", where=where, remedy="Export it again."
+        ) from None
 
 
 def load_model(path: Path) -> onnx.ModelProto:
@@ -312,14 +321,18 @@ def _append(tensor: onnx.TensorProto, source: Path | None, target: int, position
     if is_external(tensor):
         reference = reference_of(tensor)
         if source is None:
-            raise InputError("external data is not at hand", where=f"tensor '{tensor.name}'", remedy="Name its folder.")
+            raise InputError(
+                "external data is not at hand", where=f"tensor '{tensor.name}'", remedy="Name its folder."
+            )
         with open_external(source, reference, tensor=tensor.name) as descriptor:
             copy_range(descriptor, reference.offset, reference.length, target, position)
         return
     raw = tensor.raw_data if tensor.HasField("raw_data") else _raw_bytes(tensor)
     view = memoryview(raw)
     if len(view) != tensor_bytes(tensor):
-        raise InputError("the values do not fill its dims", where=f"tensor '{tensor.name}'", remedy="Export it again.")
+        raise InputError(
+            "the values do not fill its dims", where=f"tensor '{tensor.name}'", remedy="Export it again."
+        )
     done = 0
     while done < len(view):
         done += os.pwrite(target, view[done : done + _CHUNK], position + done)

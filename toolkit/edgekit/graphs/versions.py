@@ -57,7 +57,9 @@ def check_versions(model: onnx.ModelProto) -> list[Finding]:
         InputError: the opset or the IR version is newer than what is installed reads; names both numbers.
     """
     ir, opset = runtime_limits()
-    remedy = "Export the model with an older version (opset 17 to 20 suit most devices), or update onnx and onnxruntime."
+    remedy = (
+        "Export the model with an older version (opset 17 to 20 suit most devices), or update onnx and onnxruntime."
+    )
     found = opset_of(model)
     if found > opset:
         raise InputError(f"opset {found} is newer than the runtime reads (maximum supported: {opset})", remedy=remedy)
@@ -67,7 +69,11 @@ def check_versions(model: onnx.ModelProto) -> list[Finding]:
     if _has_unknown_fields(model):
         raise InputError(text, remedy=remedy)
     model.ir_version = ir
-    return [Finding(severity="note", node="", rule="ir-lowered", text=f"{text}; the model uses nothing of it and was lowered")]
+    return [
+        Finding(
+            severity="note", node="", rule="ir-lowered", text=f"{text}; the model uses nothing of it and was lowered"
+        )
+    ]
 
 
 def _has_unknown_fields(model: onnx.ModelProto) -> bool:

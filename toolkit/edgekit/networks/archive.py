@@ -69,9 +69,7 @@ def rewrite(source: Path, target: Path) -> bytes:
         ValueError,
         RecursionError,
     ) as error:
-        raise InputError(
-            f"not a readable exported program: {error}", where=source.name, remedy=_SAVE
-        ) from None
+        raise InputError(f"not a readable exported program: {error}", where=source.name, remedy=_SAVE) from None
     return samples
 
 
@@ -93,15 +91,11 @@ def _members(archive: zipfile.ZipFile, where: str) -> dict[str, zipfile.ZipInfo]
     if "archive_format" not in found or not models:
         old = "serialized_exported_program.json" in {info.filename for info in infos}
         text = (
-            "it is of the format before torch 2.9, which is made of pickles"
-            if old
-            else "it is no exported program"
+            "it is of the format before torch 2.9, which is made of pickles" if old else "it is no exported program"
         )
         raise InputError(text, where=where, remedy=_SAVE)
     if models != [_MODEL]:
-        raise UnsupportedError(
-            f"{len(models)} programs in one file: {sorted(models)[:4]}", where=where, remedy=_SAVE
-        )
+        raise UnsupportedError(f"{len(models)} programs in one file: {sorted(models)[:4]}", where=where, remedy=_SAVE)
     if "byteorder" in found and archive.read(found["byteorder"]) != b"little":
         raise UnsupportedError("it was saved on a big-endian machine", where=where, remedy=_SAVE)
     for name in _CONFIGS:

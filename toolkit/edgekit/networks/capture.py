@@ -96,9 +96,7 @@ def _export(
     text = "; ".join(dict.fromkeys(reasons))
     if wrong is not None:
         raise InputError(f"no export computes what the model does: {text}", where=wrong.where, remedy=_SHAPES)
-    raise UnsupportedError(
-        f"it cannot be exported: {text}", where=type(network.module).__name__, remedy=_SHAPES
-    )
+    raise UnsupportedError(f"it cannot be exported: {text}", where=type(network.module).__name__, remedy=_SHAPES)
 
 
 def _axis_sets(network: Network, arguments: dict[str, Any]) -> list[set[str]]:
@@ -119,9 +117,7 @@ def _axis_sets(network: Network, arguments: dict[str, Any]) -> list[set[str]]:
     return [set()]
 
 
-def _attempt(
-    network: Network, exporter: str, path: Path, arguments: dict[str, Any], given: list[Reference]
-) -> _Made:
+def _attempt(network: Network, exporter: str, path: Path, arguments: dict[str, Any], given: list[Reference]) -> _Made:
     opset = 17 if exporter == "torchscript" else int(arguments["opset"])
     for left in path.parent.glob(f"{path.name}*"):
         left.unlink()

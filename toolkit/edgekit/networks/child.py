@@ -221,9 +221,7 @@ def main(job: str) -> None:
     except BaseException as error:  # noqa: BLE001 - the parent decides what an unforeseen failure means
         say(_unforeseen(error))
     sys.stderr.flush()
-    os._exit(
-        0
-    )  # interpreter shutdown of some native libraries is slow or crashes; everything is written by now
+    os._exit(0)  # interpreter shutdown of some native libraries is slow or crashes; everything is written by now
 
 
 def _unforeseen(error: BaseException) -> dict[str, Any]:

@@ -120,15 +120,11 @@ def _attribute(imported: Any, factory: str, where: str) -> Callable[[], Any]:
     found = imported
     for part in factory.split("."):
         if not hasattr(found, part):
-            known = [
-                name for name in dir(found) if callable(getattr(found, name)) and not name.startswith("_")
-            ]
+            known = [name for name in dir(found) if callable(getattr(found, name)) and not name.startswith("_")]
             raise InputError(f"no '{part}' there", where=where, remedy=did_you_mean(part, known))
         found = getattr(found, part)
     if not callable(found):
-        raise InputError(
-            "it cannot be called", where=where, remedy="Name a function that returns the module."
-        )
+        raise InputError("it cannot be called", where=where, remedy="Name a function that returns the module.")
     return found  # type: ignore[no-any-return]
 
 

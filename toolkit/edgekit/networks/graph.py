@@ -65,9 +65,7 @@ def save(model: ir.Model, path: Path) -> None:
     import onnx_ir as ir
 
     total = sum(
-        value.const_value.nbytes
-        for value in model.graph.initializers.values()
-        if value.const_value is not None
+        value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None
     )
     external = f"{path.name}.data" if total > EXTERNAL_BYTES else None
     ir.save(model, path, external_data=external)
@@ -119,9 +117,7 @@ def _name_inputs(graph: ir.Graph, network: Network) -> dict[str, str]:
                 sizes.append(int(example.shape[axis]))
                 continue
             if isinstance(size, int) or str(size.value).isdigit():
-                raise WrongGraphError(
-                    f"axis {axis} ({table[axis]}) of the input '{value.name}' is fixed at {size}"
-                )
+                raise WrongGraphError(f"axis {axis} ({table[axis]}) of the input '{value.name}' is fixed at {size}")
             symbols.setdefault(str(size.value), table[axis])
             sizes.append(table[axis])
         value.shape = ir.Shape(sizes)

@@ -116,9 +116,7 @@ def read_config(source: Path) -> dict[str, Any]:
                 where="model_index.json",
                 remedy="Build one of its component folders.",
             )
-        raise InputError(
-            "no config.json", where=source.name, remedy="Give the folder that `save_pretrained` wrote."
-        )
+        raise InputError("no config.json", where=source.name, remedy="Give the folder that `save_pretrained` wrote.")
     config = read_json(source / "config.json")
     if config.get("auto_map"):
         raise UnsupportedError(

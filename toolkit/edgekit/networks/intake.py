@@ -119,9 +119,7 @@ def _intake_factory(model: str, out: Path, weights: Path | None, listen: events.
 
 def _intake_hub(model: str, out: Path, listen: events.Listener) -> dict[str, Any]:
     environment = {**hub.ENVIRONMENT, "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "0")}
-    found = run_in_child(
-        "edgekit.networks.hub:download", {"model": model}, listen=listen, environment=environment
-    )
+    found = run_in_child("edgekit.networks.hub:download", {"model": model}, listen=listen, environment=environment)
     facts = intake_directory(Path(found["folder"]), out, listen)
     facts["source"] = {**facts["source"], "id": found["id"], "revision": found["revision"]}
     return facts

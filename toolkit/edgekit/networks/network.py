@@ -49,9 +49,7 @@ class Network:
 
     def feed(self, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """Return the example inputs with every named axis at the size given; repeated where they are too short."""
-        return {
-            name: _resized(value, self.axes.get(name, {}), sizes) for name, value in self.examples.items()
-        }
+        return {name: _resized(value, self.axes.get(name, {}), sizes) for name, value in self.examples.items()}
 
     def run(self, feed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run in evaluation mode, without gradients: input name -> tensor to output name -> tensor."""
@@ -67,15 +65,12 @@ class Network:
 
     def fixed(self, kept: set[str]) -> Network:
         """Return the same network with only the axes in `kept` dynamic: a fixed batch is 1, others as for the export."""
-        constant = {
-            name: 1 if name == BATCH else size for name, size in self.sizes.items() if name not in kept
-        }
+        constant = {name: 1 if name == BATCH else size for name, size in self.sizes.items() if name not in kept}
         checks = tuple({name: size for name, size in check.items() if name in kept} for check in self.checks)
         return dataclasses.replace(
             self,
             axes={
-                key: {axis: name for axis, name in table.items() if name in kept}
-                for key, table in self.axes.items()
+                key: {axis: name for axis, name in table.items() if name in kept} for key, table in self.axes.items()
             },
             sizes={name: size for name, size in self.sizes.items() if name in kept},
             checks=tuple(check for index, check in enumerate(checks) if check not in checks[:index]),
@@ -128,9 +123,7 @@ def flatten(value: Any, taken: set[str], prefix: str = "") -> dict[str, torch.Te
     if isinstance(value, Mapping):
         pairs = [(f"{prefix}.{key}" if prefix else str(key), item) for key, item in value.items()]
     elif isinstance(value, (tuple, list)):
-        pairs = [
-            (f"{prefix}.{index}" if prefix else f"output_{index}", item) for index, item in enumerate(value)
-        ]
+        pairs = [(f"{prefix}.{index}" if prefix else f"output_{index}", item) for index, item in enumerate(value)]
     else:
         raise UnsupportedError(
             f"the output is {type(value).__name__}, not a tensor",

@@ -43,9 +43,7 @@ def references(network: Network) -> list[Reference]:
         feed = network.feed(sizes)
         try:
             outputs = network.run({name: value.clone() for name, value in feed.items()})
-            again = (
-                network.run({name: value.clone() for name, value in feed.items()}) if not found else outputs
-            )
+            again = network.run({name: value.clone() for name, value in feed.items()}) if not found else outputs
         except InputError:
             raise
         except Exception as error:
@@ -55,18 +53,14 @@ def references(network: Network) -> list[Reference]:
                 remedy="State other inputs with `shapes`, or correct the model.",
             ) from error
         for name, value in outputs.items():
-            if not np.array_equal(
-                _array(value), _array(again[name]), equal_nan=value.dtype.is_floating_point
-            ):
+            if not np.array_equal(_array(value), _array(again[name]), equal_nan=value.dtype.is_floating_point):
                 raise InputError(
                     "the output differs from one run to the next, in evaluation mode",
                     where=name,
                     remedy="Look for dropout or noise that does not heed `self.training`.",
                 )
         if not outputs:
-            raise InputError(
-                "the model has no output", where=type(network.module).__name__, remedy="Return tensors."
-            )
+            raise InputError("the model has no output", where=type(network.module).__name__, remedy="Return tensors.")
         found.append(Reference(sizes=dict(sizes), feed=_arrays(feed), outputs=_arrays(outputs)))
     return found
 
@@ -121,9 +115,7 @@ def _rounded_up(value: float) -> float:
     if value <= 0 or not math.isfinite(value):
         return value
     power = math.floor(math.log10(value))
-    return float(
-        next(f"{step}e{power}" for step in (1, 2, 5, 10) if value <= float(f"{step}e{power}") * (1 + 1e-9))
-    )
+    return float(next(f"{step}e{power}" for step in (1, 2, 5, 10) if value <= float(f"{step}e{power}") * (1 + 1e-9)))
 
 
 def _session(path: Path) -> Any:

@@ -70,9 +70,7 @@ def load_pretrained(place: Path, architecture: str) -> tuple[Any, list[events.Fi
         "output_loading_info": True,
     }
     try:
-        config = transformers.AutoConfig.from_pretrained(
-            place, local_files_only=True, trust_remote_code=False
-        )
+        config = transformers.AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, TypeError) as error:
         raise UnsupportedError(
             f"transformers {transformers.__version__} does not know this model: {str(error)[:300]}",
@@ -84,11 +82,7 @@ def load_pretrained(place: Path, architecture: str) -> tuple[Any, list[events.Fi
             setattr(config, name, False)
     model, info = _load(made, place, config, options)
     missing = sorted(info["missing_keys"])
-    if (
-        missing
-        and all("pooler" in name for name in missing)
-        and "add_pooling_layer" in _parameters(made.__init__)
-    ):
+    if missing and all("pooler" in name for name in missing) and "add_pooling_layer" in _parameters(made.__init__):
         model, info = _load(made, place, config, {**options, "add_pooling_layer": False})
         missing = sorted(info["missing_keys"])
     if missing or info["mismatched_keys"]:
@@ -98,10 +92,7 @@ def load_pretrained(place: Path, architecture: str) -> tuple[Any, list[events.Fi
             where=str(named[0]),
             remedy="Save the whole trained model, or correct `architectures` in config.json.",
         )
-    if (
-        hasattr(model, "set_attn_implementation")
-        and getattr(config, "_attn_implementation", "eager") != "eager"
-    ):
+    if hasattr(model, "set_attn_implementation") and getattr(config, "_attn_implementation", "eager") != "eager":
         model.set_attn_implementation("eager")
     return model, _unused(sorted(info["unexpected_keys"]))
 
@@ -117,10 +108,7 @@ def known_task(name: str, guess: str) -> str:
     tasks = [
         task
         for task, classes in tables.items()
-        if any(
-            name in (listed if isinstance(listed, (tuple, list)) else (listed,))
-            for listed in classes.values()
-        )
+        if any(name in (listed if isinstance(listed, (tuple, list)) else (listed,)) for listed in classes.values())
     ]
     return guess if guess in tasks or not tasks else tasks[0]
 

@@ -66,9 +66,7 @@ def inspect_program(arguments: dict[str, Any], _tell: Tell) -> dict[str, Any]:
     program = load_program(out)
     _check_inference(program)
     tensors, findings = _samples(program, Path(arguments["samples"]))
-    save_file(
-        {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, out / EXAMPLES
-    )
+    save_file({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, out / EXAMPLES)
     write_record(out, {"from": "exported-program", "inputs": list(tensors), "origin": arguments["origin"]})
     return {
         "kind": "torch",
@@ -129,9 +127,7 @@ def _check_inference(program: torch.export.ExportedProgram) -> None:
         dropout = "dropout" in name and True in [value for value in values if isinstance(value, bool)]
         norm = "batch_norm" in name and len(node.args) > 5 and node.args[5] is True  # noqa: PLR2004 - `training`
         if node.op == "call_function" and (dropout or norm):
-            raise InputError(
-                f"the program was exported in training mode ({name})", where=node.name, remedy=_EVAL
-            )
+            raise InputError(f"the program was exported in training mode ({name})", where=node.name, remedy=_EVAL)
     if program.graph_signature.buffers_to_mutate:
         raise UnsupportedError(
             "the program changes its own buffers when it runs",

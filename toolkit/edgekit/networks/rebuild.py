@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def rebuild(
-    folder: Path, *, shapes: Shapes | None = None, dtypes: Mapping[str, str] | None = None
-) -> Network:
+def rebuild(folder: Path, *, shapes: Shapes | None = None, dtypes: Mapping[str, str] | None = None) -> Network:
     """Rebuild the module of an artifact of kind `torch`: bit-equal weights, tied where they were.
 
     Args:
@@ -84,14 +82,10 @@ def _program_axes(
             first = BATCH if axis == 0 and BATCH not in labels.values() else f"{name}_axis{axis}"
             label = labels.setdefault(symbol, first)
             axes.setdefault(name, {})[axis] = label
-            limits = next(
-                (limit for key, limit in program.range_constraints.items() if str(key) == symbol), None
-            )
+            limits = next((limit for key, limit in program.range_constraints.items() if str(key) == symbol), None)
             sizes[label] = int(examples[name].shape[axis])
             small[label] = max(1, int(limits.lower)) if limits is not None else 1
-            if small[label] == sizes[label] and (
-                limits is None or int(min(limits.upper, 1 << 30)) > sizes[label]
-            ):
+            if small[label] == sizes[label] and (limits is None or int(min(limits.upper, 1 << 30)) > sizes[label]):
                 small[label] = sizes[label] + 1
     checks = tuple({tuple(check.items()): check for check in (sizes, small)}.values()) if sizes else ({},)
     return axes, sizes, checks

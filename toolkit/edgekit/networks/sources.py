@@ -149,9 +149,7 @@ def _imports(path: Path, name: str, roots: list[Path]) -> list[Path]:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
         return []
-    package = (
-        name.removesuffix("/__init__.py").split("/") if name.endswith("__init__.py") else name.split("/")[:-1]
-    )
+    package = name.removesuffix("/__init__.py").split("/") if name.endswith("__init__.py") else name.split("/")[:-1]
     wanted: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
