@@ -1,0 +1,196 @@
+"""The child's part of reading an untrusted `.onnx`: parse, check, bring into one form, write, load. See `files`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from edgekit.artifact import MAIN
+from edgekit.errors import EdgekitError, InputError, UnsupportedError
+from edgekit.events import Finding
+from edgekit.graphs import storage
+from edgekit.graphs.child import Limits, confine
+from edgekit.graphs.edit import drop_inputs_of_constants, name_nodes, save_model, sort_nodes
+from edgekit.graphs.facts import check_signature, facts_of, foreign_operators, training_nodes
+from edgekit.graphs.normal import inline_functions, make_dense, settle_dims, settle_outputs
+from edgekit.graphs.sessions import open_session
+from edgekit.graphs.versions import check_versions, raise_opset
+
+if TYPE_CHECKING:
+    import onnx
+
+MAX_PROTOBUF = (1 << 31) - 1
+_CONSTANTS_APART = 4
+"""First IR version in which an initializer need not be a graph input."""
+_DAMAGED = "Export or download it again; onnx.checker.check_model says more."
+
+
+def intake(source: str, limits: dict[str, Any]) -> dict[str, Any]:
+    """Read the model at `source` and write `model.onnx` (and its data) to the current folder.
+
+    Args:
+        source: path of the untrusted model; never written to.
+        limits: the user's limits (see `child.Limits`), from which those for the model's true size are made.
+
+    Returns:
+        The artifact's facts, `findings` included.
+
+    Raises:
+        InputError: it is no ONNX model, damaged, unsafe or newer than what is installed.
+        UnsupportedError: it has inputs or operators that edgekit or onnxruntime cannot handle.
+    """
+    path, out = Path(source), Path(MAIN)
+    findings: list[Finding] = []
+    model = parse(path)
+    findings += check_versions(model)
+    total = check_storage(model, path.parent)
+    external = external_files(model)
+    numbers = Limits(**limits).for_size(total + path.stat().st_size)
+    confine(vars(numbers))
+    changed = normalize(model, findings)
+    check_signature(model)
+    findings += foreign_operators(model)
+    try:
+        save_model(model, out, source=path.parent)
+    except (ValueError, TypeError) as error:  # protobuf refuses strings that are not UTF-8 and sizes over 2 GiB
+        raise InputError(f"the model cannot be written again: {error}", remedy=_DAMAGED) from None
+    check(out)
+    open_session(out)
+    findings += raise_opset(out)
+    settle_outputs(out)
+    findings += training_nodes(storage.load_model(out))
+    facts, more = facts_of(out)
+    if changed:
+        facts["renamed_nodes"] = changed
+    return facts | {"external": external, "findings": msgspec.to_builtins([*findings, *more])}
+
+
+def parse(path: Path) -> onnx.ModelProto:
+    """Parse a file as an ONNX model, weights in other files left there; InputError when it is none."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        size = path.stat().st_size
+        if size > MAX_PROTOBUF:
+            raise InputError(
+                f"{size} bytes are more than a protobuf can hold ({MAX_PROTOBUF})",
+                remedy="Save the model with external data: onnx.save(..., save_as_external_data=True).",
+            )
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", remedy="Check the path and its permissions.") from None
+    try:
+        model = onnx.ModelProto.FromString(data)
+    except DecodeError:
+        model = None
+    if model is None or not model.HasField("graph") or not model.ir_version:
+        raise InputError(f"is not an ONNX model: {_what_it_is(data)}", remedy=_DAMAGED)
+    return model
+
+
+def _what_it_is(data: bytes) -> str:
+    head = data[:512]
+    if head.startswith(b"version https://git-lfs"):
+        return "it is a Git LFS pointer (run 'git lfs pull' to get the file itself)"
+    if head.startswith(b"PK\x03\x04"):
+        return "it is a zip archive"
+    if head.startswith(b"\x89HDF"):
+        return "it is an HDF5 file"
+    if head[4:8] in {b"TFL3", b"ORTM"}:
+        return "it is a TensorFlow Lite or onnxruntime flatbuffer"
+    if all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in head):  # noqa: PLR2004 - printable ASCII
+        return "it is text"
+    return "it does not parse as one; it is cut short, damaged or of another format"
+
+
+def external_files(model: onnx.ModelProto) -> list[str]:
+    """Return the files beside the model that its weights lie in, as the model names them, sorted."""
+    found = (tensor for tensor in storage.tensors_in(model) if storage.is_external(tensor))
+    return sorted({storage.reference_of(tensor).location for tensor in found})
+
+
+def check_storage(model: onnx.ModelProto, folder: Path) -> int:
+    """Check that every tensor's dims, type and place of storage make sense; return the bytes of all tensors.
+
+    Raises:
+        InputError: names the tensor.
+    """
+    import onnx
+
+    total = 0
+    for tensor in storage.tensors_in(model):
+        where = f"tensor '{tensor.name}'"
+        if any(dim < 0 for dim in tensor.dims):
+            raise InputError(f"has negative dims {list(tensor.dims)}", where=where, remedy=_DAMAGED)
+        size = storage.tensor_bytes(tensor)
+        if storage.is_external(tensor):
+            if tensor.data_type == onnx.TensorProto.STRING:
+                raise InputError("strings cannot be external data", where=where, remedy=_DAMAGED)
+            reference = storage.reference_of(tensor)
+            with storage.open_external(folder, reference, tensor=tensor.name):
+                pass
+        elif size > MAX_PROTOBUF or (tensor.HasField("raw_data") and len(tensor.raw_data) != size):
+            raise InputError(f"its dims {list(tensor.dims)[:8]} do not fit its values", where=where, remedy=_DAMAGED)
+        total += size
+    return total
+
+
+def normalize(model: onnx.ModelProto, findings: list[Finding]) -> dict[str, str]:
+    """Bring a model into the one form that everything after relies on.
+
+    No local functions, no sparse initializers, no initializers among the inputs, nodes in execution order and with
+    unique names, every axis fixed or named.
+
+    Returns:
+        New node name -> old one, for nodes whose name was a duplicate.
+    """
+    inline_functions(model)
+    made = make_dense(model.graph)
+    if made:
+        findings.append(_note("sparse-initializer", made[0], f"{len(made)} sparse weights were stored densely"))
+    for graph in storage.graphs_in(model.graph):
+        dropped = drop_inputs_of_constants(graph) if graph is model.graph else []
+        if dropped:
+            model.ir_version = max(model.ir_version, _CONSTANTS_APART)
+            findings.append(
+                _note(
+                    "initializer-input", "", f"{len(dropped)} weights were listed as inputs; they are constants now"
+                )
+            )
+    sort_nodes(model.graph)
+    renamed = name_nodes(model)
+    duplicates = {new: old for new, old in renamed.items() if old}
+    if duplicates:
+        new, old = next(iter(duplicates.items()))
+        findings.append(
+            _note(
+                "node-names", new, f"{len(duplicates)} nodes had the name of another node ('{old}') and got new ones"
+            )
+        )
+    settle_dims(model.graph)
+    return duplicates
+
+
+def _note(rule: str, node: str, text: str) -> Finding:
+    return Finding(severity="note", node=node, rule=rule, text=text)
+
+
+def check(path: Path) -> None:
+    """Hold a model file against the ONNX specification.
+
+    Raises:
+        InputError: with what the checker says.
+    """
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(path))
+    except EdgekitError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the checker raises its own error, ValueError, RuntimeError and more
+        text = " ".join(str(error).split())[:500]
+        kind = UnsupportedError if "No Op registered" in text and "domain_version" not in text else InputError
+        raise kind(f"the model breaks the ONNX specification: {text}", remedy=_DAMAGED) from None
