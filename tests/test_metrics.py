@@ -181,9 +181,7 @@ def test_whole_numbers_decide_unless_a_richer_output_speaks_against_it():
     ids = np.zeros((2, 3), np.int64)
     assert decisions({"ids": ids}) == ["ids"]
     assert decisions({"ids": ids, "boxes": np.zeros((2, 3, 4))}) == []
-    assert rows("agreement", {"ids": ids + np.array([0, 0, 1])}, original={"ids": ids})[
-        0, 0
-    ] == pytest.approx(2 / 3)
+    assert rows("agreement", {"ids": ids + np.array([0, 0, 1])}, original={"ids": ids})[0, 0] == pytest.approx(2 / 3)
     names = np.array(["a", "b"])
     assert rows("agreement", {"t": np.array(["a", "c"])}, original={"t": names})[:, 0].tolist() == [1, 0]
 
@@ -192,9 +190,7 @@ def test_agreement_of_all_heads_is_that_of_the_worst():
     broken = SCORES[:, ::-1]
     assert value("agreement", {"a": SCORES, "b": broken}, original={"a": SCORES, "b": SCORES}) == 0
     noisy = SCORES + np.random.default_rng(5).normal(size=SCORES.shape)
-    assert value("agreement", noisy, original=SCORES) == pytest.approx(
-        np.mean(noisy.argmax(1) == SCORES.argmax(1))
-    )
+    assert value("agreement", noisy, original=SCORES) == pytest.approx(np.mean(noisy.argmax(1) == SCORES.argmax(1)))
 
 
 def test_agreement_of_features_sees_length_and_direction():
@@ -205,18 +201,14 @@ def test_agreement_of_features_sees_length_and_direction():
     assert value("agreement", {"embedding": -SCORES}, original=original) == 0
     assert value("agreement", {"embedding": 0 * SCORES}, original=original) == 0
     assert value("cosine", {"embedding": 0 * SCORES}, original=original) == 0
-    assert value(
-        "agreement", {"x": np.full((2, 1), 0.3)}, original={"x": np.full((2, 1), 0.9)}
-    ) == pytest.approx(0.6)
+    assert value("agreement", {"x": np.full((2, 1), 0.3)}, original={"x": np.full((2, 1), 0.9)}) == pytest.approx(0.6)
 
 
 def test_what_is_not_finite_agrees_only_with_itself():
     mask = np.array([[1.0, -np.inf, 2.0], [1.0, 2.0, 3.0]])
     assert rows("cosine", {"embed": mask})[:, 0] == pytest.approx([1, 1])
     assert (
-        rows(
-            "cosine", {"embed": np.array([[1.0, np.nan, 2.0], [1.0, 2.0, np.inf]])}, original={"embed": mask}
-        ).max()
+        rows("cosine", {"embed": np.array([[1.0, np.nan, 2.0], [1.0, 2.0, np.inf]])}, original={"embed": mask}).max()
         == 0
     )
 

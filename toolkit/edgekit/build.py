@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from edgekit import events
 from edgekit.budget import Budget, Verdict, dominated, judge, merge, parse_budget
 from edgekit.errors import UnsupportedError
 from edgekit.exporter import load_exporter
-from edgekit.gate import Gate, Trial
+from edgekit.gate import Gate, Trial, findings_of
 from edgekit.pipeline import Pipeline, StageRun
 from edgekit.plan import Given, Plan, make_plan
 from edgekit.profile import Profile, load_profile
@@ -135,7 +137,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         )
         candidate = pipeline.run(plan, reference, gate.score)
 
-        findings = [*gate.findings_of(candidate), *exporter.lint(candidate, shelf.folder(candidate.id), device)]
+        findings = [*findings_of(candidate), *exporter.lint(candidate, shelf.folder(candidate.id), device)]
         _refuse(findings, device, allow_fallback=allow_fallback)
         compiled = pipeline.compile(exporter, candidate)
         bundle = bundle_of(compiled, shelf)
@@ -245,6 +247,7 @@ def _details(
     return {
         "target": trial.fingerprint,
         "metric": gate.judged_by.name,
+        "budget": msgspec.to_builtins(gate.budget),
         "data": {"id": gate.data.id if gate.data else None, "calibration": calibration, "seed": seed},
         "stages": [{"name": run.name, "seconds": run.seconds, "cached": run.cached} for run in runs],
     }
@@ -252,7 +255,9 @@ def _details(
 
 def _planned(plan: Plan) -> Result:
     """Return the plan as a result: nothing ran, so nothing is proven."""
-    runs = [StageRun(name=line.partition("(")[0], seconds=0, cached=False, facts={"plan": line}) for line in plan.lines()]
+    runs = [
+        StageRun(name=line.partition("(")[0], seconds=0, cached=False, facts={"plan": line}) for line in plan.lines()
+    ]
     return Result(status="unproven", exit=0, stages=tuple(runs))
 
 

@@ -226,9 +226,7 @@ def _check_seal(path: Path, seal: Seal, payload: list[Entry], verdict: Entry, tr
     if seal.signature is None and trusted is not None:
         remedy = "Get a signed copy, or leave the key away to accept unsigned packages."
         raise IntegrityError("the package is not signed", where=str(path), remedy=remedy)
-    if seal.signature is not None and (
-        fault := signature_fault(seal.signature, STATEMENT, seal.statement(), trusted)
-    ):
+    if seal.signature is not None and (fault := signature_fault(seal.signature, STATEMENT, seal.statement(), trusted)):
         raise damaged(path, fault)
 
 

@@ -147,9 +147,7 @@ def _table(caption: str, headings: Sequence[str], rows: Sequence[Row], *, marked
         cells = []
         for column, cell in enumerate(row):
             kind = f' class="{_text(cell)}"' if column == marked else ""
-            cells.append(
-                f'<th scope="row"{kind}>{_text(cell)}</th>' if not column else f"<td{kind}>{_text(cell)}</td>"
-            )
+            cells.append(f'<th scope="row"{kind}>{_text(cell)}</th>' if not column else f"<td{kind}>{_text(cell)}</td>")
         body.append(f"<tr>{''.join(cells)}</tr>")
     return (
         f'<div class="wide"><table><caption>{_text(caption)}</caption><thead><tr>{head}</tr></thead>'

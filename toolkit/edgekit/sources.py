@@ -110,9 +110,7 @@ def _class_names(label_map: str | None, artifact: Artifact) -> tuple[str, ...]:
     try:
         names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"cannot be read: {error}", where=label_map, remedy="Give one class name per line."
-        ) from None
+        raise InputError(f"cannot be read: {error}", where=label_map, remedy="Give one class name per line.") from None
     if not names or len(set(names)) != len(names):
         raise InputError("needs class names, each once", where=label_map, remedy="Give one class name per line.")
     return names

@@ -115,9 +115,7 @@ def _environment() -> dict[str, str]:
 
     home = os.path.dirname(os.path.dirname(os.path.abspath(edgekit.__file__)))
     path = [home, *(entry for entry in sys.path if os.path.isabs(entry) and entry != home)]
-    kept = {
-        key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG") if key in os.environ
-    }
+    kept = {key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG") if key in os.environ}
     return kept | {"PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
 
 

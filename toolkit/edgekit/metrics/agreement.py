@@ -54,9 +54,7 @@ def decisions(outputs: Outputs) -> list[str]:
     logits = [name for name, samples in first.items() if _is_logits(name, samples)]
     if logits:
         return logits
-    floats = [
-        name for name, samples in first.items() if samples.dtype.kind == "f" and not _FEATURES.search(name)
-    ]
+    floats = [name for name, samples in first.items() if samples.dtype.kind == "f" and not _FEATURES.search(name)]
     if all(is_vector(first[name]) for name in floats):
         return floats + [name for name, samples in first.items() if samples.dtype.kind != "f"]
     return []
@@ -91,9 +89,7 @@ def highest(scores: Array) -> Classes:
 
 
 def _is_logits(name: str, samples: Array) -> bool:
-    return (
-        "logits" in name.lower() and samples.dtype.kind == "f" and samples.ndim > 1 and samples.shape[-1] > 1
-    )
+    return "logits" in name.lower() and samples.dtype.kind == "f" and samples.ndim > 1 and samples.shape[-1] > 1
 
 
 def _worst(

@@ -30,9 +30,7 @@ def correct_top5(outputs: Outputs, labels: Labels, _original: Outputs) -> Rows:
 
     def among(scores: Array, truth: Classes) -> Array:
         if scores.dtype.kind != "f" or scores.shape[-1] <= _TOP:
-            raise InputError(
-                f"top5 needs more than {_TOP} scores", where=class_output(outputs), remedy="Use accuracy."
-            )
+            raise InputError(f"top5 needs more than {_TOP} scores", where=class_output(outputs), remedy="Use accuracy.")
         values = scores.astype(np.float64)
         own = np.take_along_axis(values, truth[..., None], axis=-1)
         earlier = np.arange(values.shape[-1]) < truth[..., None]
@@ -90,9 +88,7 @@ def perplexity(rows: Rows) -> float:
         return float(np.exp(rows[:, 0].mean())) if len(rows) else math.nan
 
 
-def _by_class(
-    outputs: Outputs, labels: Labels, metric: str, score: Callable[[Array, Classes], Array]
-) -> Rows:
+def _by_class(outputs: Outputs, labels: Labels, metric: str, score: Callable[[Array, Classes], Array]) -> Rows:
     """Score every labeled position and average over the positions of each sample: float64 [n, 1]."""
     truths = _class_labels(labels, metric)
     name = class_output(outputs)
@@ -115,9 +111,7 @@ def _by_class(
 
 def _class_labels(labels: Labels, metric: str) -> Classes:
     if labels is None:
-        raise UsageError(
-            f"the metric '{metric}' needs labels", remedy="Without labels use --metric agreement."
-        )
+        raise UsageError(f"the metric '{metric}' needs labels", remedy="Without labels use --metric agreement.")
     if labels.dtype.kind not in "iu":
         raise UsageError(
             f"the metric '{metric}' needs class indices as labels, the data has {labels.dtype}",
@@ -146,9 +140,7 @@ def _check_range(scores: Array, truth: Classes, name: str) -> None:
     if lowest < 0 or (classes is not None and largest >= classes):
         known = f"the model's {classes} classes 0 to {classes - 1}" if classes else "the classes from 0 up"
         wrong = lowest if lowest < 0 else largest
-        raise InputError(
-            f"the label {wrong} is none of {known}", where=name, remedy="Map the labels with --label-map."
-        )
+        raise InputError(f"the label {wrong} is none of {known}", where=name, remedy="Map the labels with --label-map.")
 
 
 def _is_probability(scores: Array) -> bool:

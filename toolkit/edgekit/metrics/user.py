@@ -52,9 +52,7 @@ def load_metric(spec: str, folder: Path) -> Metric:
     if not callable(function):
         known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         remedy = did_you_mean(function_name, known) if known else f"Define it in {module.__file__}."
-        raise UsageError(
-            f"the module '{module_name}' has no function '{function_name}'", where=spec, remedy=remedy
-        )
+        raise UsageError(f"the module '{module_name}' has no function '{function_name}'", where=spec, remedy=remedy)
     return Metric(
         name=spec,
         higher_is_better=_flag(spec, function, "higher_is_better", default=None),
@@ -71,9 +69,7 @@ def _flag(spec: str, function: Callable[..., Any], name: str, *, default: bool |
         return value
     what = "does not say" if value is None else f"says {value!r} for"
     own = getattr(function, "__name__", "function")
-    raise UsageError(
-        f"the function {what} `{name}`", where=spec, remedy=f"Add `{own}.{name} = True` (or False)."
-    )
+    raise UsageError(f"the function {what} `{name}`", where=spec, remedy=f"Add `{own}.{name} = True` (or False).")
 
 
 def _wrapped(spec: str, function: Callable[..., Any], folder: Path) -> Callable[..., Any]:
@@ -92,9 +88,7 @@ def _wrapped(spec: str, function: Callable[..., Any], folder: Path) -> Callable[
         if not isinstance(result, tuple):
             return _number(spec, result)
         if len(result) != 2:  # noqa: PLR2004 -- value and scores
-            raise InputError(
-                f"the metric returned {len(result)} values", where=spec, remedy="Return value, scores."
-            )
+            raise InputError(f"the metric returned {len(result)} values", where=spec, remedy="Return value, scores.")
         value, n = _number(spec, result[0]), len(next(iter(outputs.values())))
         return value, _scores(spec, value, result[1], n)
 
@@ -146,13 +140,9 @@ def _import(spec: str, name: str, folder: Path) -> ModuleType:
             raise InputError(
                 f"the metric needs the module '{error.name}', which is not installed", where=spec
             ) from error
-        raise UsageError(
-            f"there is no module '{name}'", where=spec, remedy=f"It was looked for in {folder}."
-        ) from None
+        raise UsageError(f"there is no module '{name}'", where=spec, remedy=f"It was looked for in {folder}.") from None
     except Exception as error:
-        raise InputError(
-            f"the module fails on import: {type(error).__name__}: {error}", where=spec
-        ) from error
+        raise InputError(f"the module fails on import: {type(error).__name__}: {error}", where=spec) from error
 
 
 @contextlib.contextmanager

@@ -56,9 +56,7 @@ def word_error_rows(outputs: Outputs, labels: Labels, _original: Outputs) -> Row
     if labels is None or labels.dtype.kind not in _TEXT:
         raise UsageError("the metric 'wer' needs texts as labels")
     pairs = zip(texts, labels, strict=True)
-    return np.array(
-        [word_errors(" ".join(map(str, np.ravel(text))), str(truth)) for text, truth in pairs], np.float64
-    )
+    return np.array([word_errors(" ".join(map(str, np.ravel(text))), str(truth)) for text, truth in pairs], np.float64)
 
 
 def word_error_rate(rows: Rows) -> float:

@@ -103,7 +103,12 @@ class OutputDistance:
             return
         others = tuple(i for i in range(a.ndim) if i != axis)
         fresh = _Columns(
-            (a * a).sum(others), ((a - b) ** 2).sum(others), a.min(others), a.max(others), b.min(others), b.max(others)
+            (a * a).sum(others),
+            ((a - b) ** 2).sum(others),
+            a.min(others),
+            a.max(others),
+            b.min(others),
+            b.max(others),
         )
         if known is not None:
             fresh.signal += known.signal

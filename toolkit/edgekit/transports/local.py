@@ -33,9 +33,7 @@ class LocalTransport:
     def __init__(self, url: str = "local") -> None:
         """Take the URL `local`; UsageError when it says more."""
         if url.partition("://")[2]:
-            raise UsageError(
-                f"'{url}' names a machine", remedy="Write `local`, or `ssh://user@host` for another one."
-            )
+            raise UsageError(f"'{url}' names a machine", remedy="Write `local`, or `ssh://user@host` for another one.")
         self.url = "local"
         self.title = "local"
         self.python = sys.executable

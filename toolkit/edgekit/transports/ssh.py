@@ -222,9 +222,7 @@ class SshTransport:
         if self._holder is None or self._holder.poll() is not None:
             raise self._broken("the link broke" if self._holder else "the transport is not open")
         try:
-            done = run_process(
-                self.remote_argv(script), timeout=timeout, source=source, sink=sink, hold=source is None
-            )
+            done = run_process(self.remote_argv(script), timeout=timeout, source=source, sink=sink, hold=source is None)
         except TimeoutError as error:
             raise TargetError(
                 f"the machine was stopped at its work: {error}",
