@@ -113,9 +113,11 @@ def _environment() -> dict[str, str]:
     """Give the child what it needs to find its modules, and the same hash seed every time."""
     import edgekit
 
-    home = os.path.dirname(os.path.dirname(os.path.abspath(edgekit.__file__)))
-    path = [home, *(entry for entry in sys.path if os.path.isabs(entry) and entry != home)]
-    kept = {key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG") if key in os.environ}
+    home = str(Path(edgekit.__file__).resolve().parent.parent)
+    path = [home, *(entry for entry in sys.path if Path(entry).is_absolute() and entry != home)]
+    kept = {
+        key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG") if key in os.environ
+    }
     return kept | {"PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
 
 
@@ -124,7 +126,9 @@ def _answer(answer: dict[str, Any]) -> dict[str, Any]:
     if failure is None:
         result: dict[str, Any] = answer["result"]
         return result
-    classes = {kind.kind: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, EdgekitError)}
+    classes = {
+        kind.kind: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, EdgekitError)
+    }
     raise classes[failure["kind"]](failure["text"], where=failure["where"], remedy=failure["remedy"])
 
 

@@ -17,7 +17,8 @@ from edgekit.graphs.facts import spec_of
 from edgekit.graphs.feeds import index_bounds, random_feed, save_feeds
 from edgekit.graphs.normal import settle_dims
 from edgekit.graphs.rows import Counter
-from edgekit.graphs.shapes import DATA_DEPENDENT, Scope, analyze, tensor_type
+from edgekit.graphs.scope import Scope, tensor_type
+from edgekit.graphs.shapes import DATA_DEPENDENT, analyze
 
 if TYPE_CHECKING:
     import onnx
@@ -136,13 +137,17 @@ def full_shapes(specs: Sequence[TensorSpec], shapes: Mapping[str, Sequence[int]]
     names = [spec.name for spec in specs]
     for name in shapes:
         if name not in names:
-            raise UsageError(f"the model has no input '{name}'", where=f"--shape {name}", remedy=did_you_mean(name, names))
+            raise UsageError(
+                f"the model has no input '{name}'", where=f"--shape {name}", remedy=did_you_mean(name, names)
+            )
     found: dict[str, tuple[int, ...]] = {}
     for spec in specs:
         given = shapes.get(spec.name)
         if given is not None and len(given) != len(spec.shape):
             raise UsageError(
-                f"has rank {len(spec.shape)}: {list(spec.shape)}", where=f"--shape {spec.name}", remedy="Give one size per axis."
+                f"has rank {len(spec.shape)}: {list(spec.shape)}",
+                where=f"--shape {spec.name}",
+                remedy="Give one size per axis.",
             )
         sizes = list(given) if given is not None else [1 if not axis else dim for axis, dim in enumerate(spec.shape)]
         if given is None:
@@ -152,7 +157,8 @@ def full_shapes(specs: Sequence[TensorSpec], shapes: Mapping[str, Sequence[int]]
                 raise InputError(
                     f"axis {axis} ('{size}') has no size",
                     where=f"input '{spec.name}'",
-                    remedy=f"Give one: --shape {spec.name}=" + "x".join(str(s) if isinstance(s, int) else "N" for s in sizes),
+                    remedy=f"Give one: --shape {spec.name}="
+                    + "x".join(str(s) if isinstance(s, int) else "N" for s in sizes),
                 )
         found[spec.name] = tuple(int(size) for size in sizes)
     return found

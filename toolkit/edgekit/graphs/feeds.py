@@ -19,7 +19,18 @@ if TYPE_CHECKING:
 Feed = dict[str, npt.NDArray[np.generic]]
 
 _MAX_INDEX = 1000
-_PASSES_INDICES = ("Cast", "Identity", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Slice", "Clip", "Where", "Expand")
+_PASSES_INDICES = (
+    "Cast",
+    "Identity",
+    "Reshape",
+    "Unsqueeze",
+    "Squeeze",
+    "Flatten",
+    "Slice",
+    "Clip",
+    "Where",
+    "Expand",
+)
 
 
 def random_feed(

@@ -32,14 +32,15 @@ def read_onnx(path: Path, out: Path, *, limits: Limits = DEFAULT_LIMITS) -> dict
 
     Returns:
         Facts of the artifact: `graphs`, `opset`, `ir`, `producer`, `domains`, `quantized`, `findings`; `licence` when
-        the model's metadata has one; `renamed_nodes` (new name -> old) when node names were not unique.
+        the model's metadata has one; `renamed_nodes` (new name -> old) when node names were not unique; `read` (paths
+        of the external data files that were read, for the caller to take out) when there are any.
 
     Raises:
         InputError: not an ONNX model, damaged, unsafe, too new, or over the limits.
         UnsupportedError: inputs, outputs or operators that cannot be handled; names them.
     """
     size = _regular_file(path)
-    request = {"source": os.path.abspath(path), "limits": vars(limits)}
+    request = {"source": str(path.absolute()), "limits": vars(limits)}
     try:
         return run_task("intake", request, folder=out, size=size, limits=limits)
     except EdgekitError as error:
@@ -138,7 +139,9 @@ def check_dynamic(
     for broken in answer["broken"]:
         finding = _broken(broken, batch=bool(first & set(broken["axes"])), base=base)
         if first & set(broken["axes"]) and needed:
-            raise InputError(finding.text, where=f"{graph}, {broken['node']}".removesuffix(", "), remedy=finding.remedy)
+            raise InputError(
+                finding.text, where=f"{graph}, {broken['node']}".removesuffix(", "), remedy=finding.remedy
+            )
         findings.append(finding)
         if first & set(broken["axes"]):
             fixed.update({axis: base[axis] for axis in broken["axes"]})

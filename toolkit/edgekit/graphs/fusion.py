@@ -1,4 +1,4 @@
-"""Which nodes run as one kernel: convolution with its activation, chains of pointwise operators, Q and DQ at their edges."""
+"""Which nodes run as one kernel: a convolution and its activation, chains of pointwise operators, Q and DQ."""
 
 from __future__ import annotations
 
@@ -76,9 +76,17 @@ def _joined(
         return index
     elements = max((_elements(shape) for shape in row.output_shapes), default=0)
     made = next(
-        (_elements(shape) for item in groups[index].rows for n, shape in zip(item.writes, item.output_shapes, strict=True) if n == name), 0
+        (
+            _elements(shape)
+            for item in groups[index].rows
+            for n, shape in zip(item.writes, item.output_shapes, strict=True)
+            if n == name
+        ),
+        0,
     )
-    return index if (kind in _COMPUTE or kind == "elementwise") and made == elements and cost.sizes.get(name) else None
+    return (
+        index if (kind in _COMPUTE or kind == "elementwise") and made == elements and cost.sizes.get(name) else None
+    )
 
 
 def _elements(shape: tuple[int, ...]) -> int:

@@ -148,12 +148,21 @@ VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dr
 
 _PER_OUTPUT = {
     **dict.fromkeys(
-        ("Add", "Sub", "Mul", "Div", "Relu", "Clip", "Neg", "Abs", "Max", "Min", "Where", "Equal", "Less", "Greater"), 1
+        ("Add", "Sub", "Mul", "Div", "Relu", "Clip", "Neg", "Abs", "Max", "Min", "Where", "Equal", "Less", "Greater"),
+        1,
     ),
-    **dict.fromkeys(("And", "Or", "Not", "Xor", "LessOrEqual", "GreaterOrEqual", "Sign", "Floor", "Ceil", "Round"), 1),
-    **dict.fromkeys(("LeakyRelu", "PRelu", "HardSigmoid", "ThresholdedRelu", "QuantizeLinear", "DequantizeLinear"), 2),
-    **dict.fromkeys(("BatchNormalization", "HardSwish", "Mod", "Sum", "Mean", "Pow", "Sqrt", "Reciprocal", "QLinearAdd"), 2),
-    **dict.fromkeys(("Exp", "Log", "Sigmoid", "Tanh", "Erf", "Softplus", "Sin", "Cos", "Elu", "Selu", "Celu", "QLinearMul"), 4),
+    **dict.fromkeys(
+        ("And", "Or", "Not", "Xor", "LessOrEqual", "GreaterOrEqual", "Sign", "Floor", "Ceil", "Round"), 1
+    ),
+    **dict.fromkeys(
+        ("LeakyRelu", "PRelu", "HardSigmoid", "ThresholdedRelu", "QuantizeLinear", "DequantizeLinear"), 2
+    ),
+    **dict.fromkeys(
+        ("BatchNormalization", "HardSwish", "Mod", "Sum", "Mean", "Pow", "Sqrt", "Reciprocal", "QLinearAdd"), 2
+    ),
+    **dict.fromkeys(
+        ("Exp", "Log", "Sigmoid", "Tanh", "Erf", "Softplus", "Sin", "Cos", "Elu", "Selu", "Celu", "QLinearMul"), 4
+    ),
     **dict.fromkeys(("Gelu", "FastGelu", "BiasGelu", "QuickGelu", "Mish", "Softmax", "LogSoftmax", "Swish"), 6),
     **dict.fromkeys(("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"), 8),
     **dict.fromkeys(("SkipLayerNormalization", "SimplifiedLayerNormalization", "LRN", "LpNormalization"), 8),
@@ -161,7 +170,9 @@ _PER_OUTPUT = {
     "RotaryEmbedding": 4,
     "GridSample": 8,
 }
-_PER_INPUT = frozenset({"GlobalAveragePool", "GlobalMaxPool", "ArgMax", "ArgMin", "CumSum", "QLinearGlobalAveragePool"})
+_PER_INPUT = frozenset(
+    {"GlobalAveragePool", "GlobalMaxPool", "ArgMax", "ArgMin", "CumSum", "QLinearGlobalAveragePool"}
+)
 _POOLS = frozenset({"MaxPool", "AveragePool", "LpPool", "QLinearAveragePool"})
 
 
@@ -175,7 +186,7 @@ def macs_of(node: onnx.NodeProto, shapes: Shapes) -> int:
     if count is None:
         count = _packed_attention if node.domain == "com.microsoft" else _attention
     try:
-        return count(node, shapes)
+        return int(count(node, shapes))
     except (IndexError, TypeError, ValueError, ZeroDivisionError, KeyError) as error:
         raise InputError(
             f"its multiply-accumulates cannot be counted: {error}",
@@ -191,12 +202,12 @@ def does_macs(node: onnx.NodeProto) -> bool:
 
 
 def other_operations(node: onnx.NodeProto, shapes: Shapes) -> int:
-    """Return roughly how many additions, comparisons and function evaluations another node does; 0 for data movement."""
+    """Return roughly how many additions, comparisons and function evaluations a node does; 0 for data movement."""
     outputs = sum(math.prod(shapes[name]) for name in node.output[:1] if name)
     if node.op_type in _PER_OUTPUT:
         return outputs * _PER_OUTPUT[node.op_type]
     if node.op_type in _POOLS:
-        return outputs * math.prod(attribute_of(node, "kernel_shape", [1]))
+        return outputs * int(math.prod(attribute_of(node, "kernel_shape", [1])))
     if node.op_type in _PER_INPUT or node.op_type.startswith("Reduce"):
         return math.prod(shapes[node.input[0]])
     return 0

@@ -53,5 +53,7 @@ def parse_range(text: str, *, where: str) -> tuple[tuple[int, ...], tuple[int, .
 def _dims(part: str, text: str, where: str) -> tuple[int, ...]:
     words = part.strip().lower().split("x")
     if not all(word.isascii() and word.isdigit() and 0 < int(word[:20]) <= _MAX_DIM for word in words):
-        raise UsageError(f"'{part}' in '{text}' is not a shape: positive numbers joined by 'x'", where=where, remedy=_EXAMPLE)
+        raise UsageError(
+            f"'{part}' in '{text}' is not a shape: positive numbers joined by 'x'", where=where, remedy=_EXAMPLE
+        )
     return tuple(int(word) for word in words)
