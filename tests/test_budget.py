@@ -95,9 +95,7 @@ def test_numbers_of_a_toml_file_are_words_too():
 
 
 @given(
-    st.dictionaries(
-        st.sampled_from(["max-drop", "latency-p95", "max-size", "energy", "other"]), st.text(max_size=8)
-    )
+    st.dictionaries(st.sampled_from(["max-drop", "latency-p95", "max-size", "energy", "other"]), st.text(max_size=8))
 )
 def test_any_words_are_read_or_refused(words):
     try:
@@ -183,8 +181,7 @@ def test_latency(name, more, low, high, expected):
 def test_a_note_is_the_reason():
     note = "the emulator's timing means nothing"
     assert (
-        judge(Budget(latency_ms={"p95": 20}), [figure("latency-p95", 5.0, 4, 6, note=note)]).checks[0].reason
-        == note
+        judge(Budget(latency_ms={"p95": 20}), [figure("latency-p95", 5.0, 4, 6, note=note)]).checks[0].reason == note
     )
     nothing = figure("drop", math.nan, note="the original scores 0")
     assert "the original scores 0" in judge(Budget(max_drop=0.01), [nothing]).checks[0].reason
@@ -254,8 +251,7 @@ def test_the_figure_that_can_decide_is_taken():
     budget = Budget(latency_ms={"p95": 20})
     assert judge(budget, [simulated, predicted, measured]).status == "fail"
     assert (
-        judge(budget, [simulated, predicted, measured]).checks[1:]
-        == judge(Budget(), [simulated, predicted]).checks
+        judge(budget, [simulated, predicted, measured]).checks[1:] == judge(Budget(), [simulated, predicted]).checks
     )
     assert judge(budget, [emulated, simulated, predicted]).status == "pass"
     assert judge(budget, [simulated]).status == "unproven"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 from packages import feeds, outputs, save_model, tiny_package
 
 from edgekit import jobs, verify
@@ -81,6 +82,25 @@ def test_a_model_that_is_none(tmp_path):
     (tmp_path / "compiled" / "model.onnx").write_bytes(b"no model")
     package = tiny_package(tmp_path)
     with pytest.raises(IntegrityError, match=r"INVALID_PROTOBUF|Protobuf|parsing"):
+        verify_package(package.path)
+
+
+@pytest.mark.parametrize("location", ["../outside.bin", "/etc/hostname"])
+def test_a_model_that_reaches_out_of_its_folder(tmp_path, location):
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4, 3], data_location=TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value=location)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "outside",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+        [weight],
+    )
+    (tmp_path / "compiled").mkdir()
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "compiled" / "model.onnx").write_bytes(model.SerializeToString())
+    package = tiny_package(tmp_path)
+    with pytest.raises(IntegrityError, match="External data path"):
         verify_package(package.path)
 
 

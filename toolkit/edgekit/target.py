@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgekit.budget import Figure, Provenance
+from edgekit.events import Finding
 
 Feed = dict[str, npt.NDArray[np.generic]]
 """Tensor name -> array, batch axis included."""
@@ -34,6 +35,7 @@ class Target(Protocol):
 
     url: str
     provenance: Provenance
+    findings: list[Finding]
 
     def fingerprint(self) -> dict[str, str]:
         """Say what the target is (hardware, OS, runtime versions): part of cache keys and of the report."""

@@ -31,9 +31,9 @@ def read_onnx(path: Path, out: Path, *, limits: Limits = DEFAULT_LIMITS) -> dict
         limits: what reading may cost.
 
     Returns:
-        Facts of the artifact: `graphs`, `opset`, `ir`, `producer`, `domains`, `quantized`, `findings`; `licence` when
-        the model's metadata has one; `renamed_nodes` (new name -> old) when node names were not unique; `read` (paths
-        of the external data files that were read, for the caller to take out) when there are any.
+        Facts of the artifact: `graphs`, `opset`, `ir`, `producer`, `domains`, `quantized`, `findings`, `external`
+        (names of the files beside the source that its weights lie in); `licence` when the model's metadata has one;
+        `renamed_nodes` (new name -> old) when node names were not unique.
 
     Raises:
         InputError: not an ONNX model, damaged, unsafe, too new, or over the limits.

@@ -46,7 +46,7 @@ def intake(source: str, limits: dict[str, Any]) -> dict[str, Any]:
     findings: list[Finding] = []
     model = parse(path)
     findings += check_versions(model)
-    total, read = check_storage(model, path.parent)
+    total, external = check_storage(model, path.parent)
     numbers = Limits(**limits).for_size(total + path.stat().st_size)
     confine(vars(numbers))
     changed = normalize(model, findings)
@@ -64,9 +64,7 @@ def intake(source: str, limits: dict[str, Any]) -> dict[str, Any]:
     facts, more = facts_of(out)
     if changed:
         facts["renamed_nodes"] = changed
-    if read:
-        facts["read"] = [str(path.parent / location) for location in read]
-    return facts | {"findings": msgspec.to_builtins([*findings, *more])}
+    return facts | {"external": external, "findings": msgspec.to_builtins([*findings, *more])}
 
 
 def parse(path: Path) -> onnx.ModelProto:
