@@ -115,9 +115,7 @@ def _environment() -> dict[str, str]:
 
     home = str(Path(edgekit.__file__).resolve().parent.parent)
     path = [home, *(entry for entry in sys.path if Path(entry).is_absolute() and entry != home)]
-    kept = {
-        key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG") if key in os.environ
-    }
+    kept = {key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG") if key in os.environ}
     return kept | {"PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
 
 

@@ -71,9 +71,7 @@ def contrib_outputs(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -
     if node.op_type in {"QuantizeLinear", "DequantizeLinear"}:
         like = 2 if node.op_type == "QuantizeLinear" else 1  # the zero point, the scale
         given = kinds[like] if len(kinds) > like else None
-        found = {
-            node.output[0]: _like(first, onnx.TensorProto.UINT8 if given is None else given.tensor_type.elem_type)
-        }
+        found = {node.output[0]: _like(first, onnx.TensorProto.UINT8 if given is None else given.tensor_type.elem_type)}
     elif node.op_type == "MatMulNBits":
         found = {node.output[0]: _like(first, float_type)}
         _set(found[node.output[0]].tensor_type.shape.dim[-1], int(attribute_of(node, "N")))

@@ -33,9 +33,7 @@ _PASSES_INDICES = (
 )
 
 
-def random_feed(
-    specs: Iterable[TensorSpec], sizes: Mapping[str, int], bounds: Mapping[str, int], *, seed: int
-) -> Feed:
+def random_feed(specs: Iterable[TensorSpec], sizes: Mapping[str, int], bounds: Mapping[str, int], *, seed: int) -> Feed:
     """Draw one feed.
 
     Floats are normal for even seeds and uniform in [0, 1) for odd ones, so that neither negative numbers nor their

@@ -139,9 +139,7 @@ def check_dynamic(
     for broken in answer["broken"]:
         finding = _broken(broken, batch=bool(first & set(broken["axes"])), base=base)
         if first & set(broken["axes"]) and needed:
-            raise InputError(
-                finding.text, where=f"{graph}, {broken['node']}".removesuffix(", "), remedy=finding.remedy
-            )
+            raise InputError(finding.text, where=f"{graph}, {broken['node']}".removesuffix(", "), remedy=finding.remedy)
         findings.append(finding)
         if first & set(broken["axes"]):
             fixed.update({axis: base[axis] for axis in broken["axes"]})

@@ -62,9 +62,7 @@ def _aliases(cost: Cost) -> dict[str, str]:
     return alias
 
 
-def _joined(
-    row: Row, cost: Cost, alias: dict[str, str], owner: dict[str, int], groups: Sequence[Group]
-) -> int | None:
+def _joined(row: Row, cost: Cost, alias: dict[str, str], owner: dict[str, int], groups: Sequence[Group]) -> int | None:
     if row.kind != "elementwise" and row.op != "QuantizeLinear":
         return None
     makers = [(owner[name], name) for read in row.reads if (name := alias.get(read, read)) in owner]
@@ -84,9 +82,7 @@ def _joined(
         ),
         0,
     )
-    return (
-        index if (kind in _COMPUTE or kind == "elementwise") and made == elements and cost.sizes.get(name) else None
-    )
+    return index if (kind in _COMPUTE or kind == "elementwise") and made == elements and cost.sizes.get(name) else None
 
 
 def _elements(shape: tuple[int, ...]) -> int:

@@ -152,9 +152,7 @@ def normalize(model: onnx.ModelProto, findings: list[Finding]) -> dict[str, str]
         if dropped:
             model.ir_version = max(model.ir_version, _CONSTANTS_APART)
             findings.append(
-                _note(
-                    "initializer-input", "", f"{len(dropped)} weights were listed as inputs; they are constants now"
-                )
+                _note("initializer-input", "", f"{len(dropped)} weights were listed as inputs; they are constants now")
             )
     sort_nodes(model.graph)
     renamed = name_nodes(model)
@@ -162,9 +160,7 @@ def normalize(model: onnx.ModelProto, findings: list[Finding]) -> dict[str, str]
     if duplicates:
         new, old = next(iter(duplicates.items()))
         findings.append(
-            _note(
-                "node-names", new, f"{len(duplicates)} nodes had the name of another node ('{old}') and got new ones"
-            )
+            _note("node-names", new, f"{len(duplicates)} nodes had the name of another node ('{old}') and got new ones")
         )
     settle_dims(model.graph)
     return duplicates

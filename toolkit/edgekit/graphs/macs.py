@@ -151,12 +151,8 @@ _PER_OUTPUT = {
         ("Add", "Sub", "Mul", "Div", "Relu", "Clip", "Neg", "Abs", "Max", "Min", "Where", "Equal", "Less", "Greater"),
         1,
     ),
-    **dict.fromkeys(
-        ("And", "Or", "Not", "Xor", "LessOrEqual", "GreaterOrEqual", "Sign", "Floor", "Ceil", "Round"), 1
-    ),
-    **dict.fromkeys(
-        ("LeakyRelu", "PRelu", "HardSigmoid", "ThresholdedRelu", "QuantizeLinear", "DequantizeLinear"), 2
-    ),
+    **dict.fromkeys(("And", "Or", "Not", "Xor", "LessOrEqual", "GreaterOrEqual", "Sign", "Floor", "Ceil", "Round"), 1),
+    **dict.fromkeys(("LeakyRelu", "PRelu", "HardSigmoid", "ThresholdedRelu", "QuantizeLinear", "DequantizeLinear"), 2),
     **dict.fromkeys(
         ("BatchNormalization", "HardSwish", "Mod", "Sum", "Mean", "Pow", "Sqrt", "Reciprocal", "QLinearAdd"), 2
     ),
@@ -170,9 +166,7 @@ _PER_OUTPUT = {
     "RotaryEmbedding": 4,
     "GridSample": 8,
 }
-_PER_INPUT = frozenset(
-    {"GlobalAveragePool", "GlobalMaxPool", "ArgMax", "ArgMin", "CumSum", "QLinearGlobalAveragePool"}
-)
+_PER_INPUT = frozenset({"GlobalAveragePool", "GlobalMaxPool", "ArgMax", "ArgMin", "CumSum", "QLinearGlobalAveragePool"})
 _POOLS = frozenset({"MaxPool", "AveragePool", "LpPool", "QLinearAveragePool"})
 
 

@@ -162,9 +162,7 @@ def _gains(rows: Sequence[Row], cost: Cost, profile: Profile) -> bool:
     outputs = sum(row.output_bytes for row in rows)
     weights = sum(row.weight_reads for row in rows)
     apart = sum(
-        kernel_seconds(
-            Group(rows=[row], read_bytes=source + row.weight_reads, written_bytes=row.output_bytes), profile
-        )
+        kernel_seconds(Group(rows=[row], read_bytes=source + row.weight_reads, written_bytes=row.output_bytes), profile)
         for row in rows
     )
     merged = kernel_seconds(Group(rows=list(rows), read_bytes=source + weights, written_bytes=outputs), profile)

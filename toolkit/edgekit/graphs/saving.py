@@ -87,18 +87,14 @@ def _append(tensor: onnx.TensorProto, source: Path | None, target: int, position
     if is_external(tensor):
         reference = reference_of(tensor)
         if source is None:
-            raise InputError(
-                "external data is not at hand", where=f"tensor '{tensor.name}'", remedy="Name its folder."
-            )
+            raise InputError("external data is not at hand", where=f"tensor '{tensor.name}'", remedy="Name its folder.")
         with open_external(source, reference, tensor=tensor.name) as descriptor:
             copy_range(descriptor, reference.offset, reference.length, target, position)
         return
     raw = tensor.raw_data if tensor.HasField("raw_data") else _raw_bytes(tensor)
     view = memoryview(raw)
     if len(view) != tensor_bytes(tensor):
-        raise InputError(
-            "the values do not fill its dims", where=f"tensor '{tensor.name}'", remedy="Export it again."
-        )
+        raise InputError("the values do not fill its dims", where=f"tensor '{tensor.name}'", remedy="Export it again.")
     done = 0
     while done < len(view):
         done += os.pwrite(target, view[done : done + _CHUNK], position + done)

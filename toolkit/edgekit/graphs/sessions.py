@@ -45,9 +45,7 @@ def open_session(path: Path, *, threads: int = 1, extra_outputs: Sequence[str] =
     options.log_severity_level = _FATAL
     options.enable_cpu_mem_arena = False
     options.add_session_config_entry("session.disable_prepacking", "1")
-    options.add_session_config_entry(
-        "session.model_external_initializers_file_folder_path", str(path.parent.resolve())
-    )
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent.resolve()))
     model = _adapted(path, extra_outputs)
     try:
         return onnxruntime.InferenceSession(model or str(path), options, providers=["CPUExecutionProvider"])
@@ -106,9 +104,7 @@ def run(session: Any, feed: Mapping[str, npt.NDArray[Any]]) -> Feed:
         names = [item.name for item in session.get_outputs()]
         values = session.run(names, {name: array for name, array in feed.items() if name in wanted})
     except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions have no common base
-        raise InputError(
-            f"the model does not run: {short(error)}", where=node_in(str(error)), remedy=_REMEDY
-        ) from None
+        raise InputError(f"the model does not run: {short(error)}", where=node_in(str(error)), remedy=_REMEDY) from None
     return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
 
 

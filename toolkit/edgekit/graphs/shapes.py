@@ -94,9 +94,7 @@ class _Walk:
     """One walk over a model: what all its graphs share."""
 
     def __init__(self, model: onnx.ModelProto, folder: Path | None, known: dict[str, onnx.TypeProto]) -> None:
-        self.opsets = {
-            entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import
-        }
+        self.opsets = {entry.domain if entry.domain != "ai.onnx" else "": entry.version for entry in model.opset_import}
         self.imports = list(model.opset_import)
         self.ir_version = model.ir_version
         self.folder = folder
@@ -247,9 +245,7 @@ def _evaluate(
     except Exception:  # noqa: BLE001 - whatever it cannot compute stays unknown; nothing depends on how it fails
         return None
     found = {name: np.asarray(value) for name, value in zip(node.output, values, strict=False) if name}
-    return (
-        found if all(value.size <= _MAX_VALUES and value.dtype.kind in "biufc" for value in found.values()) else None
-    )
+    return found if all(value.size <= _MAX_VALUES and value.dtype.kind in "biufc" for value in found.values()) else None
 
 
 def _element_type(value: npt.NDArray[Any]) -> int:
