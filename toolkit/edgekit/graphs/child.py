@@ -113,8 +113,8 @@ def _environment() -> dict[str, str]:
     """Give the child what it needs to find its modules, and the same hash seed every time."""
     import edgekit
 
-    home = os.path.dirname(os.path.dirname(os.path.abspath(edgekit.__file__)))
-    path = [home, *(entry for entry in sys.path if os.path.isabs(entry) and entry != home)]
+    home = str(Path(edgekit.__file__).resolve().parent.parent)
+    path = [home, *(entry for entry in sys.path if Path(entry).is_absolute() and entry != home)]
     kept = {key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG") if key in os.environ}
     return kept | {"PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
 

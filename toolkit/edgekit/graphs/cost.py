@@ -17,7 +17,8 @@ from edgekit.graphs.facts import spec_of
 from edgekit.graphs.feeds import index_bounds, random_feed, save_feeds
 from edgekit.graphs.normal import settle_dims
 from edgekit.graphs.rows import Counter
-from edgekit.graphs.shapes import DATA_DEPENDENT, Scope, analyze, tensor_type
+from edgekit.graphs.scope import Scope, tensor_type
+from edgekit.graphs.shapes import DATA_DEPENDENT, analyze
 
 if TYPE_CHECKING:
     import onnx

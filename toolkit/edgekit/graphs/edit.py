@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from edgekit.errors import InputError
-from edgekit.graphs.storage import graphs_in, load_model, save_model, subgraphs_of, value_of
+from edgekit.graphs.saving import load_model, save_model
+from edgekit.graphs.storage import graphs_in, subgraphs_of, value_of
 
 if TYPE_CHECKING:
     import onnx
@@ -77,7 +78,7 @@ def free_names(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield every tensor that a node reads, those of its inner graphs from outside too; left-out inputs are skipped."""
+    """Yield every tensor that a node reads, also what its inner graphs read from outside; not left-out inputs."""
     for name in node.input:
         if name:
             yield name
@@ -91,9 +92,10 @@ def constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
     if not is_standard(node, "Constant") or len(node.attribute) != 1:
         return None
-    attribute = node.attribute[0]
+    attribute: onnx.AttributeProto = node.attribute[0]
     if attribute.name == "value":
-        return attribute.t
+        tensor: onnx.TensorProto = attribute.t
+        return tensor
     types: dict[str, tuple[Any, Any]] = {
         "value_float": (attribute.f, np.float32),
         "value_floats": (list(attribute.floats), np.float32),
@@ -121,7 +123,7 @@ class GraphIndex:
         """Index `graph`; `folder` is where its external data lies."""
         self.graph = graph
         self.folder = folder
-        self.initializers = {tensor.name: tensor for tensor in graph.initializer}
+        self.initializers: dict[str, onnx.TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
         self.outputs = {value.name for value in graph.output}
         self.producers: dict[str, onnx.NodeProto] = {}
         self.consumers: dict[str, list[onnx.NodeProto]] = {}

@@ -1,4 +1,4 @@
-"""Output types that onnx's shape inference does not know: onnxruntime's own operators, some functions of old opsets."""
+"""Output types that onnx's shape inference does not know: onnxruntime's operators, some functions of old opsets."""
 
 from __future__ import annotations
 
@@ -67,29 +67,23 @@ def contrib_outputs(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -
     float_type = first.tensor_type.elem_type
     if node.op_type in _LIKE_FIRST:
         return {node.output[0]: _like(first, float_type)}
+    found: dict[str, onnx.TypeProto] = {}
     if node.op_type in {"QuantizeLinear", "DequantizeLinear"}:
-        target = kinds[2] if node.op_type == "QuantizeLinear" and len(kinds) > 2 else kinds[1]  # noqa: PLR2004
-        default = onnx.TensorProto.UINT8
-        known = target.tensor_type.elem_type if target is not None else default
-        short = node.op_type == "QuantizeLinear" and len(kinds) < 3  # noqa: PLR2004 - no zero point
-        return {node.output[0]: _like(first, default if short else known)}
-    if node.op_type == "MatMulNBits":
-        found = _like(first, float_type)
-        _set(found.tensor_type.shape.dim[-1], int(attribute_of(node, "N")))
-        return {node.output[0]: found}
-    second = kinds[1] if len(kinds) > 1 else None
-    if second is None or not second.tensor_type.HasField("shape"):
-        return {}
-    if node.op_type in _MATMUL:
-        return _matmul(node, first, second)
-    third = kinds[3] if len(kinds) > 3 else None  # noqa: PLR2004 - QLinearAdd: a, scale, zero, b, scale, zero, ...
-    if node.op_type in {"QLinearAdd", "QLinearMul"} and third is not None:
-        return {node.output[0]: _broadcast(first, third)}
-    return {}
+        like = 2 if node.op_type == "QuantizeLinear" else 1  # the zero point, the scale
+        given = kinds[like] if len(kinds) > like else None
+        found = {node.output[0]: _like(first, onnx.TensorProto.UINT8 if given is None else given.tensor_type.elem_type)}
+    elif node.op_type == "MatMulNBits":
+        found = {node.output[0]: _like(first, float_type)}
+        _set(found[node.output[0]].tensor_type.shape.dim[-1], int(attribute_of(node, "N")))
+    elif node.op_type in _MATMUL and (second := kinds[1]) is not None:
+        found = _matmul(node, first, second)
+    elif node.op_type in {"QLinearAdd", "QLinearMul"} and (second := kinds[3]) is not None:
+        found = {node.output[0]: _broadcast(first, second)}
+    return found
 
 
 def _like(kind: onnx.TypeProto, element_type: int) -> onnx.TypeProto:
-    copy = type(kind).FromString(kind.SerializeToString())
+    copy: onnx.TypeProto = type(kind).FromString(kind.SerializeToString())
     copy.tensor_type.elem_type = element_type
     return copy
 

@@ -10,8 +10,9 @@ from edgekit.artifact import TensorSpec
 from edgekit.errors import UsageError, did_you_mean
 from edgekit.graphs.edit import drop_dead, is_standard
 from edgekit.graphs.facts import spec_of
+from edgekit.graphs.scope import Scope, Shape
 from edgekit.graphs.shape_text import ShapeRange
-from edgekit.graphs.shapes import Scope, Shape, analyze
+from edgekit.graphs.shapes import analyze
 from edgekit.graphs.storage import graphs_in
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ def axis_sizes(
         Axis name -> fixed size, and the ranges whose axes stay dynamic.
 
     Raises:
-        UsageError: an unknown input, another rank, a fixed axis that is asked to be of another size, one axis name with
-            two sizes.
+        UsageError: an unknown input, another rank, a fixed axis that is asked to be of another size, one axis name
+            with two sizes.
     """
     known = {spec.name: spec for spec in specs}
     found: dict[str, tuple[int, int]] = {}
@@ -109,10 +110,13 @@ def fold_known(graph: onnx.GraphProto, scope: Scope) -> int:
     return folded
 
 
-def record_shapes(graph: onnx.GraphProto, scope: Scope) -> None:
+def record_shapes(graph: onnx.GraphProto, scope: Scope, *, outputs: bool = True) -> None:
     """Write inferred types into the graph: value infos for what its nodes make, and the axes of its outputs.
 
-    An output's axis that is declared fixed or named stays so unless it turned out to be of a fixed size.
+    Args:
+        graph: the graph.
+        scope: what is known of it.
+        outputs: fix the axes of outputs that turned out to be of a fixed size.
     """
     declared = {value.name for value in (*graph.input, *graph.output)}
     del graph.value_info[:]
@@ -121,7 +125,7 @@ def record_shapes(graph: onnx.GraphProto, scope: Scope) -> None:
             value = graph.value_info.add()
             value.name = name
             value.type.CopyFrom(scope.types[name])
-    for value in graph.output:
+    for value in graph.output if outputs else ():
         shape: Shape | None = scope.shape(value.name)
         dims = value.type.tensor_type.shape.dim
         if shape is None or len(shape) != len(dims):

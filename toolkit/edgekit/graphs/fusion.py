@@ -1,4 +1,4 @@
-"""Which nodes run as one kernel: convolution with its activation, chains of pointwise operators, Q and DQ at their edges."""
+"""Which nodes run as one kernel: a convolution and its activation, chains of pointwise operators, Q and DQ."""
 
 from __future__ import annotations
 

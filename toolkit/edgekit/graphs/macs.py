@@ -180,7 +180,7 @@ def macs_of(node: onnx.NodeProto, shapes: Shapes) -> int:
     if count is None:
         count = _packed_attention if node.domain == "com.microsoft" else _attention
     try:
-        return count(node, shapes)
+        return int(count(node, shapes))
     except (IndexError, TypeError, ValueError, ZeroDivisionError, KeyError) as error:
         raise InputError(
             f"its multiply-accumulates cannot be counted: {error}",
@@ -196,12 +196,12 @@ def does_macs(node: onnx.NodeProto) -> bool:
 
 
 def other_operations(node: onnx.NodeProto, shapes: Shapes) -> int:
-    """Return roughly how many additions, comparisons and function evaluations another node does; 0 for data movement."""
+    """Return roughly how many additions, comparisons and function evaluations a node does; 0 for data movement."""
     outputs = sum(math.prod(shapes[name]) for name in node.output[:1] if name)
     if node.op_type in _PER_OUTPUT:
         return outputs * _PER_OUTPUT[node.op_type]
     if node.op_type in _POOLS:
-        return outputs * math.prod(attribute_of(node, "kernel_shape", [1]))
+        return outputs * int(math.prod(attribute_of(node, "kernel_shape", [1])))
     if node.op_type in _PER_INPUT or node.op_type.startswith("Reduce"):
         return math.prod(shapes[node.input[0]])
     return 0

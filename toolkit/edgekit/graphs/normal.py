@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekit.errors import InputError
-from edgekit.graphs.storage import graphs_in, load_model, save_model, tensor_bytes, value_of
+from edgekit.graphs.saving import load_model
+from edgekit.graphs.storage import graphs_in, tensor_bytes, value_of
 
 if TYPE_CHECKING:
     import onnx
@@ -22,7 +23,7 @@ def inline_functions(model: onnx.ModelProto) -> None:
     Raises:
         InputError: they cannot be inlined (recursion, missing opsets).
     """
-    import onnx
+    import onnx.inliner
 
     if not model.functions:
         return
@@ -58,9 +59,7 @@ def make_dense(graph: onnx.GraphProto) -> list[str]:
             try:
                 values, indices = value_of(sparse.values), value_of(sparse.indices)
                 flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), tuple(dims))
-                if flat.size and (flat.min() < 0 or flat.max() >= dense.size):
-                    raise IndexError("index out of range")
-                dense.reshape(-1)[flat] = values
+                np.put(dense, flat, values, mode="raise")
             except (ValueError, IndexError, TypeError) as error:
                 raise InputError(
                     f"a sparse weight is damaged: {error}", where=where, remedy="Export it again."

@@ -1,7 +1,7 @@
 """The child process: `python -m edgekit.graphs.probe FOLDER` does the task in FOLDER/request.json.
 
-It runs under the limits of the request and writes FOLDER/result.json: `{"result": ...}` or `{"error": ...}`. Everything
-that parses, converts or runs a model that nobody has vetted yet happens here.
+It runs under the limits of the request and writes FOLDER/result.json: `{"result": ...}` or `{"error": ...}`.
+Everything that parses, converts or runs a model that nobody has vetted yet happens here.
 """
 
 from __future__ import annotations

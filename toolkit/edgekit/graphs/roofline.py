@@ -1,4 +1,4 @@
-"""A first latency from the device's data sheet: the roofline model (Williams, Waterman, Patterson 2009) per fused kernel."""
+"""A first latency from a device's data sheet: the roofline model (Williams, Waterman, Patterson 2009) per kernel."""
 
 from __future__ import annotations
 

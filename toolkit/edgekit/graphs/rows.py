@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from edgekit.errors import InputError
 from edgekit.graphs.edit import attribute_of, is_standard, reads, subgraphs_of
 from edgekit.graphs.macs import VIEWS, does_macs, is_counted, macs_of, other_operations
-from edgekit.graphs.shapes import Scope, body_scope
+from edgekit.graphs.scope import Scope
+from edgekit.graphs.shapes import body_scope
 from edgekit.graphs.storage import element_bits, packed_bytes
 
 if TYPE_CHECKING:
@@ -104,8 +105,8 @@ class Counter:
     """One pass over a model.
 
     Attributes:
-        stored: name of a tensor stored for weights -> (parameters, bytes); scales have bytes and no parameters, what is
-            computed from a shape alone has parameters and no bytes.
+        stored: name of a tensor stored for weights -> (parameters, bytes); scales have bytes and no parameters, what
+            is computed from a shape alone has parameters and no bytes.
         sizes: activation name -> bytes.
         uncounted: names of nodes whose work is not known.
         unshaped: names of nodes whose shapes depend on data.
@@ -222,6 +223,7 @@ class Counter:
         )
 
     def kind(self, node: onnx.NodeProto, shapes: dict[str, tuple[int, ...]]) -> str:
+        """Return what sort of work a node is; see `cost.Row.kind`."""
         if does_macs(node):
             group = int(attribute_of(node, "group", 1)) if "Conv" in node.op_type else 1
             channels = shapes[node.input[0]][1] if group > 1 else 0
@@ -240,6 +242,7 @@ class Counter:
         return name
 
     def bytes_of(self, name: str, scope: Scope) -> int:
+        """Return the bytes of a tensor; 0 when its shape is not known."""
         shape, kind = scope.static(name), scope.element_type(name)
         return packed_bytes(kind, math.prod(shape)) if shape is not None and kind else 0
 
@@ -305,4 +308,4 @@ class Counter:
         if node.op_type in {"QLinearConv", "QLinearMatMul", "QGemm", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM"}:
             return "int8"
         kind = next((scope.element_type(name) for name in (*node.input, *node.output) if scope.element_type(name)), 0)
-        return onnx.helper.tensor_dtype_to_np_dtype(kind).name if kind and element_bits(kind) else "unknown"
+        return str(onnx.helper.tensor_dtype_to_np_dtype(kind).name) if kind and element_bits(kind) else "unknown"

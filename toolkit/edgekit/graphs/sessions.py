@@ -1,4 +1,4 @@
-"""Running models in onnxruntime, for checks: loads, shapes, and whether two models give the same. Used in child processes."""
+"""Running models in onnxruntime, for checks, in child processes: loading, shapes, whether two models are the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FATAL = 4
 _REMEDY = "Export the model again and check it with onnxruntime.InferenceSession."
 
 
-def open_session(path: Path, *, threads: int = 1, extra_outputs: Sequence[str] = ()) -> Any:
+def open_session(path: Path, *, threads: int = 1, extra_outputs: Sequence[str] = (), optimize: bool = False) -> Any:
     """Open a session that runs the graph as written: no optimization, no copies of weights in other layouts.
 
     Random operators without a seed get one that depends on the tensor they make, so that two versions of a model
@@ -29,6 +29,7 @@ def open_session(path: Path, *, threads: int = 1, extra_outputs: Sequence[str] =
         path: the model file.
         threads: CPU threads.
         extra_outputs: inner tensors to give out too.
+        optimize: let onnxruntime optimize the graph all the same.
 
     Raises:
         UnsupportedError: onnxruntime has no kernel for something in it.
@@ -37,7 +38,8 @@ def open_session(path: Path, *, threads: int = 1, extra_outputs: Sequence[str] =
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = _FATAL
@@ -107,64 +109,106 @@ def run(session: Any, feed: Mapping[str, npt.NDArray[Any]]) -> Feed:
 
 
 def difference(expected: npt.NDArray[Any], found: npt.NDArray[Any]) -> float:
-    """Return the largest error relative to the largest value expected; inf when shapes, types or NaN/inf places differ.
+    """Return the largest error relative to the largest value expected; inf as `Spread` says."""
+    spread = Spread()
+    spread.add(expected, found)
+    return spread.relative
 
-    For integers, booleans and strings it is 0 or inf.
+
+class Spread:
+    """How far one output moves over all samples, relative to its largest value over all samples.
+
+    It is inf when shapes, types or the places of NaN and infinity differ; for integers and booleans 0 or inf.
     """
-    if expected.shape != found.shape or expected.dtype != found.dtype:
-        return float("inf")
-    if expected.dtype.kind not in "fcV":
-        return 0.0 if np.array_equal(expected, found) else float("inf")
-    a, b = (
-        np.asarray(array, dtype=np.complex128 if expected.dtype.kind == "c" else np.float64)
-        for array in (expected, found)
-    )
-    finite = np.isfinite(a)
-    if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
-        return float("inf")
-    if not finite.any():
-        return 0.0
-    error, scale = float(np.abs(a - b)[finite].max()), float(np.abs(a[finite]).max())
-    return error / scale if scale else (0.0 if error == 0 else float("inf"))
+
+    def __init__(self) -> None:
+        self.error = 0.0
+        self.scale = 0.0
+
+    def add(self, expected: npt.NDArray[Any], found: npt.NDArray[Any]) -> None:
+        """Take in one sample's output."""
+        if expected.shape != found.shape or expected.dtype != found.dtype:
+            self.error = float("inf")
+        elif expected.dtype.kind not in "fcV":
+            self.error = self.error if np.array_equal(expected, found) else float("inf")
+        else:
+            wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+            self._add_floats(np.asarray(expected, wide), np.asarray(found, wide))
+
+    def _add_floats(self, a: npt.NDArray[Any], b: npt.NDArray[Any]) -> None:
+        finite = np.isfinite(a)
+        if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+            self.error = float("inf")
+        elif finite.any():
+            self.error = max(self.error, float(np.abs(a - b)[finite].max()))
+            self.scale = max(self.scale, float(np.abs(a[finite]).max()))
+
+    @property
+    def relative(self) -> float:
+        """The largest error over the largest value."""
+        return self.error / self.scale if self.scale else (0.0 if self.error == 0 else float("inf"))
 
 
 def compare_files(
-    left: str, right: str, feeds: str, names: Sequence[Sequence[str]], threads: int = 1
+    left: str, right: str, feeds: str, names: Sequence[Sequence[str]], tolerance: float, threads: int = 1
 ) -> dict[str, Any]:
     """Run two models on the same feeds and compare their outputs. One session is open at a time.
 
     Returns:
-        `ran`: how many feeds the left model runs; `reason`: why the first of the others does not; `difference`: the
-        largest difference over all feeds that it runs, None for inf; `output`: where; `right_error`: why the right
-        model fails where the left one runs.
+        `fits`: indices of the feeds that the left model runs; `reason`: why the first of the others does not;
+        `difference`: the largest difference of an output (see `Spread`), None for inf or when the right model fails;
+        `output`: which; `right_error`: why the right model fails; `noise`: when the difference is above `tolerance`,
+        how far the runtime's own optimizations of the left model move the same outputs.
     """
     batches = load_feeds(Path(feeds), names)
-    answer: dict[str, Any] = {"ran": 0, "reason": "", "difference": 0.0, "output": "", "right_error": ""}
-    expected: list[Feed | None] = []
+    answer: dict[str, Any] = {
+        "fits": [],
+        "reason": "",
+        "difference": 0.0,
+        "output": "",
+        "right_error": "",
+        "noise": 0.0,
+    }
+    expected: list[Feed] = []
     session = open_session(Path(left), threads=threads)
-    for feed in batches:
+    for index, feed in enumerate(batches):
         try:
             expected.append(run(session, feed))
-            answer["ran"] += 1
+            answer["fits"].append(index)
         except InputError as error:
-            expected.append(None)
             answer["reason"] = answer["reason"] or error.text
     del session
+    fitting = [batches[index] for index in answer["fits"]]
     try:
-        session = open_session(Path(right), threads=threads)
-        for feed, want in zip(batches, expected, strict=True):
-            if want is not None:
-                _fold_in(answer, want, run(session, feed))
+        found, answer["output"] = _worst(Path(right), fitting, expected, threads=threads)
     except (InputError, UnsupportedError) as error:
-        answer |= {"right_error": error.text, "difference": None}
-    return answer
+        return answer | {"right_error": error.text, "difference": None}
+    if tolerance < found < float("inf"):
+        answer["noise"] = _own_noise(Path(left), fitting, expected, threads)
+    return answer | {"difference": found if np.isfinite(found) else None}
 
 
-def _fold_in(answer: dict[str, Any], want: Feed, got: Feed) -> None:
-    for name, array in want.items():
-        found = difference(array, got[name]) if name in got else float("inf")
-        if answer["difference"] is not None and found > answer["difference"]:
-            answer |= {"difference": found if np.isfinite(found) else None, "output": name}
+def _worst(
+    path: Path, feeds: Sequence[Feed], expected: Sequence[Feed], *, threads: int, optimize: bool = False
+) -> tuple[float, str]:
+    """Run a model and return the largest difference from what is expected, and the output where it is."""
+    session = open_session(path, threads=threads, optimize=optimize)
+    spreads: dict[str, Spread] = {}
+    for feed, want in zip(feeds, expected, strict=True):
+        got = run(session, feed)
+        for name, array in want.items():
+            spread = spreads.setdefault(name, Spread())
+            spread.add(array, got.get(name, np.empty(0)))
+    name = max(spreads, key=lambda key: spreads[key].relative, default="")
+    return (spreads[name].relative, name) if name else (0.0, "")
+
+
+def _own_noise(path: Path, feeds: Sequence[Feed], expected: Sequence[Feed], threads: int) -> float:
+    try:
+        noise = _worst(path, feeds, expected, threads=threads, optimize=True)[0]
+    except EdgekitError:
+        return 0.0
+    return noise if np.isfinite(noise) else 0.0
 
 
 def record_shapes(

@@ -7,7 +7,6 @@ shapes. Nothing is run but small integer arithmetic, so a hostile graph cannot m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edgekit.errors import InputError
-from edgekit.graphs.extra_types import contrib_outputs, function_outputs
 from edgekit.graphs.edit import attribute_of, constant_tensor, is_standard, reads, subgraphs_of
+from edgekit.graphs.extra_types import contrib_outputs, function_outputs
+from edgekit.graphs.scope import Scope, Shape, shape_of, tensor_type
 from edgekit.graphs.storage import element_count, is_external, value_of
 
 if TYPE_CHECKING:
     import onnx
-
-Shape = tuple[int | str | None, ...]
 
 DATA_DEPENDENT = frozenset(
     {"NonZero", "Unique", "NonMaxSuppression", "Compress", "Loop", "If", "SequenceAt", "StringSplit", "Range", "TopK"}
@@ -63,66 +61,6 @@ _FOLDED = (
         "Mean",
     ),
 )
-
-
-@dataclass
-class Scope:
-    """What is known about the tensors of one graph, those of enclosing graphs included.
-
-    Attributes:
-        types: tensor name -> TypeProto.
-        values: tensor name -> value, for constants of at most 65,536 elements.
-        constants: names of all tensors that depend on no input.
-        lost: tensor name -> the node from which on its shape is unknown.
-        inner: node name -> the scopes of its inner graphs, in attribute order; for an `If` with a known condition only
-            that of the branch taken, for `Loop` and `Scan` none.
-    """
-
-    types: dict[str, onnx.TypeProto] = field(default_factory=dict)
-    values: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    constants: set[str] = field(default_factory=set)
-    lost: dict[str, onnx.NodeProto] = field(default_factory=dict)
-    inner: dict[str, list[tuple[onnx.GraphProto, Scope]]] = field(default_factory=dict)
-
-    def shape(self, name: str) -> Shape | None:
-        """Return a tensor's shape: ints, axis names, None for unknown sizes; None when the rank is unknown."""
-        kind = self.types.get(name)
-        return None if kind is None else shape_of(kind)
-
-    def static(self, name: str) -> tuple[int, ...] | None:
-        """Return a tensor's shape when all of it is known, else None."""
-        shape = self.shape(name)
-        if shape is None:
-            return None
-        fixed = tuple(dim for dim in shape if isinstance(dim, int))
-        return fixed if len(fixed) == len(shape) else None
-
-    def element_type(self, name: str) -> int:
-        """Return a tensor's ONNX element type; 0 when it is unknown."""
-        kind = self.types.get(name)
-        return 0 if kind is None else int(kind.tensor_type.elem_type)
-
-    def child(self) -> Scope:
-        """Return a scope for an inner graph, which sees what this one knows so far."""
-        return Scope(
-            types=dict(self.types), values=dict(self.values), constants=set(self.constants), lost=dict(self.lost)
-        )
-
-
-def shape_of(kind: onnx.TypeProto) -> Shape | None:
-    """Return the shape in a TypeProto; None when the rank is unknown or it is no tensor."""
-    if not kind.tensor_type.HasField("shape"):
-        return None
-    return tuple(
-        dim.dim_value if dim.HasField("dim_value") else (dim.dim_param or None) for dim in kind.tensor_type.shape.dim
-    )
-
-
-def tensor_type(element_type: int, shape: Sequence[int | str | None]) -> onnx.TypeProto:
-    """Make a TypeProto of a tensor."""
-    import onnx
-
-    return onnx.helper.make_tensor_type_proto(element_type, shape)
 
 
 def analyze(
@@ -199,13 +137,7 @@ class _Walk:
             small = tensor is not None and element_count(tensor.dims) <= _MAX_VALUES and not is_external(tensor)
             return {node.output[0]: value_of(tensor)} if tensor is not None and small else None
         if is_standard(node, "Shape", "Size"):
-            shape = scope.static(node.input[0])
-            if shape is None:
-                return None
-            if node.op_type == "Size":
-                return {node.output[0]: np.asarray(element_count(shape), np.int64)}
-            part = shape[attribute_of(node, "start", 0) : attribute_of(node, "end", len(shape))]
-            return {node.output[0]: np.asarray(part, np.int64)}
+            return _measure(node, scope.static(node.input[0]))
         if not is_standard(node, *_FOLDED) or any(name and name not in scope.values for name in node.input):
             return None
         if not self.small(node, scope):
@@ -289,6 +221,16 @@ class _Walk:
                     scope.values[name] = inside.values[inner]
                 if inner in inside.constants:
                     scope.constants.add(name)
+
+
+def _measure(node: onnx.NodeProto, shape: tuple[int, ...] | None) -> dict[str, npt.NDArray[Any]] | None:
+    """Return what a `Shape` or `Size` node gives for a static shape."""
+    if shape is None:
+        return None
+    if node.op_type == "Size":
+        return {node.output[0]: np.asarray(element_count(shape), np.int64)}
+    part = shape[attribute_of(node, "start", 0) : attribute_of(node, "end", len(shape))]
+    return {node.output[0]: np.asarray(part, np.int64)}
 
 
 def _evaluate(

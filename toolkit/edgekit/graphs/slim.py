@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.errors import InputError
 from edgekit.graphs.edit import RANDOM_OPS, drop_inputs_of_constants, load_model, name_nodes, save_model, sort_nodes
+from edgekit.graphs.freeze import record_shapes
+from edgekit.graphs.shapes import analyze
 from edgekit.graphs.storage import graphs_in, is_external
 
 if TYPE_CHECKING:
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
 
 ALWAYS_SKIPPED = ("FusionGemm",)
 """Puts a Reshape on both sides of every MatMul of a transformer."""
-
-_FOLD_LIMIT = 1 << 20
 
 
 def patterns() -> list[str]:
@@ -28,7 +28,7 @@ def patterns() -> list[str]:
 
 
 def slim_file(
-    source: str, target: str, skip: Sequence[str], *, fuse: bool = True, small: bool = False
+    source: str, target: str, skip: Sequence[str], *, fuse: bool = True, fold_limit: int | None = None
 ) -> dict[str, Any]:
     """Simplify a model file with onnxslim: constants folded, dead and duplicate nodes dropped, patterns rewritten.
 
@@ -40,7 +40,7 @@ def slim_file(
         target: the file to write (with its own external data).
         skip: names of rewrites that are left out (see `patterns`).
         fuse: rewrite patterns at all.
-        small: fold no constant of more than 1 MiB.
+        fold_limit: bytes of the largest constant that is folded; None for any, 0 for none at all.
 
     Returns:
         `patterns`: the rewrites that were on.
@@ -57,6 +57,8 @@ def slim_file(
     for graph in graphs_in(work.graph):
         del graph.value_info[:]
     off = [] if fuse else ["graph_fusion"]
+    if fold_limit == 0:
+        off.append("constant_folding")
     if any(node.op_type in RANDOM_OPS for graph in graphs_in(work.graph) for node in graph.node):
         off += ["constant_folding", "subexpression_elimination"]  # it would draw once and for all
     try:
@@ -65,11 +67,12 @@ def slim_file(
                 work,
                 skip_fusion_patterns=[*ALWAYS_SKIPPED, *skip],
                 skip_optimizations=off,
-                size_threshold=_FOLD_LIMIT if small else None,
+                size_threshold=fold_limit,
             )
     except Exception as error:  # noqa: BLE001 - it has no errors of its own, and raises whatever goes wrong inside
         raise InputError(f"onnxslim fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
     _put_back(before, after, apart)
+    record_shapes(after.graph, analyze(after, Path(source).parent), outputs=False)
     save_model(after, Path(target), source=Path(source).parent)
     return {"patterns": [] if not fuse else [name for name in patterns() if name not in skip]}
 

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from edgekit.artifact import TensorSpec
 from edgekit.errors import EdgekitError
-from edgekit.graphs.child import DEFAULT_LIMITS, run_task
+from edgekit.graphs.child import run_task
 from edgekit.graphs.dynamic import batch_axes, other_axes
 from edgekit.graphs.edit import load_model
 from edgekit.graphs.feeds import Feed, index_bounds, random_feed, save_feeds
+from edgekit.graphs.saving import model_bytes
+from edgekit.graphs.storage import tensors_in
 
 if TYPE_CHECKING:
     import onnx
@@ -23,26 +25,61 @@ if TYPE_CHECKING:
 _ROWS = 3
 
 
+_NOISE_CEILING = 1e-2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
     """How two models compare.
 
     Attributes:
-        ran: on how many feeds the first one runs; 0 means that nothing was compared.
-        difference: the largest error relative to the output's largest value; None when shapes, types or the places of
-            NaN and infinity differ, or the second model fails.
+        fits: indices of the feeds that the first one runs; empty when nothing was compared.
+        difference: the largest error of an output relative to its largest value over all feeds; None when shapes,
+            types or the places of NaN and infinity differ, or the second model fails.
+        tolerance: what is allowed.
+        noise: how far the runtime's own optimizations move the first model's results, measured when `difference` is
+            above the tolerance.
         reason: why nothing was compared, or why and where they differ.
     """
 
-    ran: int
+    fits: tuple[int, ...]
     difference: float | None
-    reason: str
+    tolerance: float
+    noise: float = 0.0
+    reason: str = ""
+
+    @property
+    def same(self) -> bool:
+        """Whether results were compared and are the same, up to rounding.
+
+        Rounding is what the tolerance allows, or twice what the runtime's own optimizations do (never more than 1 %):
+        an output that is tiny for all samples, such as a probability near 0, has no more digits than that.
+        """
+        if not self.fits or self.difference is None:
+            return False
+        return self.difference <= max(self.tolerance, min(2 * self.noise, _NOISE_CEILING))
 
 
 def compare(
-    left: Path, right: Path, feeds: Sequence[Feed], *, threads: int = 1, deadline: float | None = None
+    left: Path,
+    right: Path,
+    feeds: Sequence[Feed],
+    *,
+    tolerance: float | None = None,
+    threads: int = 1,
+    deadline: float | None = None,
 ) -> Agreement:
-    """Run two model files on the same feeds, in a child process, unoptimized, and compare their outputs."""
+    """Run two model files on the same feeds, in a child process, unoptimized, and compare their outputs.
+
+    Args:
+        left: the model that is right.
+        right: the model in question.
+        feeds: what to run; those that the left model does not run are left out.
+        tolerance: what is allowed; None takes `tolerance_of` the left model.
+        threads: CPU threads.
+        deadline: `time.monotonic()` value by which it must end.
+    """
+    allowed = tolerance_of(left) if tolerance is None else tolerance
     with tempfile.TemporaryDirectory(prefix="edgekit-compare-") as folder:
         names = save_feeds(Path(folder) / "feeds.npz", feeds)
         request = {
@@ -50,17 +87,22 @@ def compare(
             "right": str(right.resolve()),
             "feeds": str(Path(folder) / "feeds.npz"),
             "names": names,
+            "tolerance": allowed,
             "threads": threads,
         }
-        size = sum(file.stat().st_size for path in (left, right) for file in path.parent.iterdir() if file.is_file())
+        size = model_bytes(left) + model_bytes(right)
         try:
-            answer = run_task(
-                "compare", request, folder=Path(folder), size=size, limits=DEFAULT_LIMITS, deadline=deadline
-            )
+            answer = run_task("compare", request, folder=Path(folder), size=size, deadline=deadline)
         except EdgekitError as error:
-            return Agreement(ran=0, difference=None, reason=error.text)
-    reason = answer["right_error"] or (f"output '{answer['output']}'" if answer["output"] else answer["reason"])
-    return Agreement(ran=answer["ran"], difference=answer["difference"], reason=reason)
+            return Agreement(fits=(), difference=None, tolerance=allowed, reason=error.text)
+    output = f"output '{answer['output']}'" if answer["output"] else ""
+    return Agreement(
+        fits=tuple(answer["fits"]),
+        difference=answer["difference"],
+        tolerance=allowed,
+        noise=answer["noise"],
+        reason=answer["right_error"] or (output if answer["fits"] else answer["reason"]),
+    )
 
 
 def make_feeds(
@@ -68,8 +110,8 @@ def make_feeds(
 ) -> list[Feed]:
     """Return feeds to compare models on: real samples when there are any that fit, else random ones.
 
-    Where the batch axis is dynamic, there is a feed of one row and one of three; where other axes are, and there is no
-    sample, several sizes, of which the model need not take all.
+    Where the batch axis is dynamic, there is a feed of one row and one of three; where other axes are, and there is
+    no sample, several sizes, of which the model need not take all.
 
     Args:
         model: the model.
@@ -84,7 +126,7 @@ def make_feeds(
         return real
     bounds = index_bounds(model, specs, folder)
     batches, others = batch_axes(specs), other_axes(specs)
-    feeds = []
+    feeds: list[Feed] = []
     for size in (16, 64, 224) if others else (1,):
         for rows in (1, _ROWS) if batches else (1,):
             sizes = dict.fromkeys(batches, rows) | dict.fromkeys(others, size)
@@ -108,10 +150,8 @@ def _real(samples: Samples, names: Sequence[str], *, dynamic: bool) -> list[Feed
 
 
 def tolerance_of(path: Path) -> float:
-    """Return how far outputs may move, relative to their largest value: 1e-4, more where the model has 16-bit floats."""
+    """Return how far outputs may move, relative to their largest value: 1e-4, more where there are 16-bit floats."""
     import onnx
-
-    from edgekit.graphs.storage import tensors_in
 
     kinds = {tensor.data_type for tensor in tensors_in(load_model(path))}
     if onnx.TensorProto.BFLOAT16 in kinds:

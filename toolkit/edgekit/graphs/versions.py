@@ -10,7 +10,8 @@ from edgekit.errors import EdgekitError, InputError
 from edgekit.events import Finding
 from edgekit.graphs.edit import drop_inputs_of_constants, load_model, name_nodes, opset_of, sort_nodes
 from edgekit.graphs.feeds import index_bounds, random_feed
-from edgekit.graphs.storage import is_external, save_model, tensors_in
+from edgekit.graphs.saving import save_model
+from edgekit.graphs.storage import is_external, tensors_in
 
 if TYPE_CHECKING:
     import onnx
@@ -77,16 +78,17 @@ def check_versions(model: onnx.ModelProto) -> list[Finding]:
 
 
 def _has_unknown_fields(model: onnx.ModelProto) -> bool:
-    plain = type(model)()
+    plain: onnx.ModelProto = type(model)()
     plain.CopyFrom(model)
     plain.DiscardUnknownFields()
-    return plain.ByteSize() != model.ByteSize()
+    return bool(plain.ByteSize() != model.ByteSize())
 
 
 def raise_opset(path: Path) -> list[Finding]:
     """Bring a model file older than `WANTED_OPSET` up to it, when the converted model gives the same results.
 
-    The file is replaced; when conversion or comparison is not possible the model stays as it is and a finding says why.
+    The file is replaced; when conversion or comparison is not possible the model stays as it is and a finding says
+    why.
     """
     model = load_model(path)
     before = opset_of(model)
