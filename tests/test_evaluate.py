@@ -243,9 +243,7 @@ def test_a_candidate_that_gives_nan_fails():
     broken[5] = np.nan
     found = compare({"y": SCORES}, {"y": broken}, LABELS, METRICS["nll"])
     assert judge(Budget(max_drop=0.5), figures(found, on="host")).status == "fail"
-    assert [(one.severity, one.rule, one.node) for one in found.findings] == [
-        ("error", "output-not-finite", "y")
-    ]
+    assert [(one.severity, one.rule, one.node) for one in found.findings] == [("error", "output-not-finite", "y")]
     assert found.outputs[0].broken == 10
     counted = compare({"y": SCORES}, {"y": broken}, LABELS, METRICS["accuracy"])
     assert counted.candidate <= counted.original
@@ -305,9 +303,7 @@ def test_scores_that_died_beside_their_boxes_are_an_error(axis):
     assert errors[0].node == "y"
     assert errors[0].rule == "output-constant"
     assert f"columns 4-6 of axis {axis} (of 7) are constant" in errors[0].text
-    groups = {
-        (group.first, group.last): group.sqnr_db for group in found.outputs[0].groups if group.axis == axis
-    }
+    groups = {(group.first, group.last): group.sqnr_db for group in found.outputs[0].groups if group.axis == axis}
     assert groups[0, 3] > 47
     assert groups[4, 6] <= 0
 
@@ -384,9 +380,7 @@ def test_detections_may_differ_in_number():
     assert "1 of 4 samples" in found.findings[0].text
     assert 0.5 < found.agreement < 0.75
     with pytest.raises(InputError, match="do not share a batch axis") as caught:
-        evaluate(
-            [{"boxes": original[0], "n": np.array(3)}], [{"boxes": original[0]}], None, METRICS["agreement"]
-        )
+        evaluate([{"boxes": original[0], "n": np.array(3)}], [{"boxes": original[0]}], None, METRICS["agreement"])
     assert "batched=False" in caught.value.remedy
 
 
@@ -394,9 +388,7 @@ def test_detections_may_differ_in_number():
 
 
 def counting(outputs, labels):
-    return float(
-        np.mean([np.argmax(sample) == label for sample, label in zip(outputs["y"], labels, strict=True)])
-    )
+    return float(np.mean([np.argmax(sample) == label for sample, label in zip(outputs["y"], labels, strict=True)]))
 
 
 def own(function, **fields):
@@ -516,9 +508,7 @@ def test_outputs_are_kept_as_narrow_as_they_come_back(tmp_path):
 
 def test_ragged_outputs_and_texts_are_kept(tmp_path):
     path = tmp_path / "reference.npz"
-    items = [
-        {"boxes": np.ones((n, 4), np.float32), "text": np.array(["x" * n, "é"], object)} for n in (3, 0, 2)
-    ]
+    items = [{"boxes": np.ones((n, 4), np.float32), "text": np.array(["x" * n, "é"], object)} for n in (3, 0, 2)]
     save_outputs(path, items)
     for item, back in zip(items, load_outputs(path), strict=True):
         assert back["boxes"].shape == item["boxes"].shape

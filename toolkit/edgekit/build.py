@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from edgekit import events
+from edgekit.atomic import replacing
 from edgekit.budget import Budget, Verdict, dominated, judge, merge, parse_budget
 from edgekit.errors import UnsupportedError
 from edgekit.exporter import load_exporter
@@ -18,7 +20,6 @@ from edgekit.pipeline import Pipeline, StageRun
 from edgekit.plan import Given, Plan, make_plan
 from edgekit.profile import Profile, load_profile
 from edgekit.recipe import load_recipe
-from edgekit.atomic import replacing
 from edgekit.report import html_report
 from edgekit.result import ErrorReport, Result, exit_of
 from edgekit.shipping import Shipment, bundle_of, golden_feeds, pack_extras, recall, remember, ship
@@ -143,12 +144,8 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         bundle = bundle_of(compiled, shelf)
 
         place = target or device.target
-        machine = open_target(place, device) if place else None
-        try:
-            trial = gate.trial(bundle, candidate, machine)
-        finally:
-            if machine is not None:
-                machine.close()
+        with open_target(place, device) if place else nullcontext() as machine:
+            trial = gate.trial(bundle, machine, candidate)
         findings += trial.findings
         verdict = judge(budgets, trial.figures)
         why_not = _why_not(verdict, trial, strict=strict, allow_dominated=allow_dominated)

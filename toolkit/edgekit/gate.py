@@ -165,7 +165,7 @@ class Gate:
                 ),
             )
 
-    def trial(self, bundle: Bundle, candidate: Artifact, target: Target | None) -> Trial:
+    def trial(self, bundle: Bundle, target: Target | None, candidate: Artifact) -> Trial:
         """Run a compiled candidate on the evaluation data and measure it.
 
         Args:

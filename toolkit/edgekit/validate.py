@@ -151,10 +151,13 @@ def _samples(extracted: Extracted, data: str, listen: events.Listener) -> Datase
 
 def _check_golden(extracted: Extracted, machine: Target) -> list[Finding]:
     """Let the target reproduce the golden outputs; an error finding when it does not."""
-    if extracted.golden is None or extracted.golden[1] is None or extracted.variant.golden is None:
+    if extracted.golden is None or extracted.variant.golden is None:
         return []
     inputs, outputs = extracted.golden
-    result = machine.golden(extracted.compiled(), inputs, outputs, tolerance=extracted.variant.golden.tolerance)
+    if outputs is None:
+        return []
+    allowed = extracted.variant.golden.tolerance
+    result = machine.golden(extracted.compiled(), inputs, outputs, absolute=allowed.absolute, relative=allowed.relative)
     return [
         Finding(
             severity="error",
@@ -207,7 +210,7 @@ def _model(
         **options,
     )
     pipeline = Pipeline(store=store, profile=device, dialect=exporter.dialect(device), data=samples, **options)
-    trial = gate.trial(bundle_of(pipeline.compile(exporter, candidate), store), candidate, machine)
+    trial = gate.trial(bundle_of(pipeline.compile(exporter, candidate), store), machine, candidate)
     findings = [*(samples.findings if samples else ()), *trial.findings]
     return _judged(budgets, trial.figures, findings, candidate.id, strict=strict)
 

@@ -11,9 +11,7 @@ UNBATCHED = "Outputs without a batch axis need batched=False: one sample per ite
 """The remedy wherever samples do not add up."""
 
 
-def aligned(
-    reference: Iterable[Feed], candidate: Iterable[Feed], *, batched: bool
-) -> Iterator[tuple[Feed, Feed]]:
+def aligned(reference: Iterable[Feed], candidate: Iterable[Feed], *, batched: bool) -> Iterator[tuple[Feed, Feed]]:
     """Yield items of both that hold the same samples, cutting batches where those of one side are longer."""
     sides = iter(reference), iter(candidate)
     items: list[Feed | None] = [None, None]
@@ -24,9 +22,7 @@ def aligned(
         if original is None or found is None:
             if original is not found:
                 short, long = ("original", "candidate") if original is None else ("candidate", "original")
-                raise InputError(
-                    f"the {short} gave outputs for {done} samples, the {long} for more", remedy=UNBATCHED
-                )
+                raise InputError(f"the {short} gave outputs for {done} samples, the {long} for more", remedy=UNBATCHED)
             return
         sizes = [size_of(item, batched=batched) for item in (original, found)]
         size = min(sizes)

@@ -91,9 +91,7 @@ def evaluate(
         InputError: the samples, outputs, shapes or labels of both do not fit.
     """
     if metric.needs_labels and labels is None:
-        raise UsageError(
-            f"the metric '{metric.name}' needs labels", remedy="Without labels use --metric agreement."
-        )
+        raise UsageError(f"the metric '{metric.name}' needs labels", remedy="Without labels use --metric agreement.")
     labels = None if labels is None else np.asarray(labels)
     kept = _Kept(metric, batched=batched)
     distances = OutputDistances(batched=batched)
@@ -103,9 +101,7 @@ def evaluate(
         found = {name: given[name] for name in original}
         size = size_of(original, batched=batched)
         if labels is not None and n + size > len(labels):
-            raise InputError(
-                f"there are more than {n + size - 1} samples and {len(labels)} labels", remedy=UNBATCHED
-            )
+            raise InputError(f"there are more than {n + size - 1} samples and {len(labels)} labels", remedy=UNBATCHED)
         kept.add(original, found, None if labels is None else labels[n : n + size])
         n += size
     for expected, what in ((count, "samples"), (None if labels is None else len(labels), "labels")):
@@ -114,9 +110,7 @@ def evaluate(
     return kept.comparison(n, labels, seed, distances)
 
 
-def compare(
-    original: Outputs, candidate: Outputs, labels: Labels, metric: Metric, *, seed: int = 0
-) -> Comparison:
+def compare(original: Outputs, candidate: Outputs, labels: Labels, metric: Metric, *, seed: int = 0) -> Comparison:
     """Hold outputs in memory against each other: `evaluate` for stacked arrays or lists of samples."""
     columns = [column for side in (original, candidate) for column in side.values()]
     stacked = all(isinstance(column, np.ndarray) for column in columns)
@@ -178,8 +172,7 @@ class _Kept:
 
     def add(self, original: Feed, candidate: Feed, labels: Labels) -> None:
         both = [
-            side if self.batched else {name: [array] for name, array in side.items()}
-            for side in (original, candidate)
+            side if self.batched else {name: [array] for name, array in side.items()} for side in (original, candidate)
         ]
         agreement = METRICS["agreement"].per_sample
         assert agreement is not None

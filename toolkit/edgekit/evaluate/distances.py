@@ -87,9 +87,7 @@ class OutputDistances:
         """
         for name, array in original.items():
             if name not in candidate:
-                raise InputError(
-                    f"the candidate lacks this output: it gives {', '.join(candidate)}", where=name
-                )
+                raise InputError(f"the candidate lacks this output: it gives {', '.join(candidate)}", where=name)
             if name not in self._outputs:
                 self._outputs[name] = _Output(name, array, batched=self._batched)
             self._outputs[name].add(array, candidate[name])
@@ -126,9 +124,7 @@ class _Output:
         elif self.is_number:
             self.distance.add(original, candidate)
             for axis, columns in list(self.columns.items()):
-                left, right = (
-                    side if side.ndim > 1 else side.reshape(-1, 1) for side in (original, candidate)
-                )
+                left, right = (side if side.ndim > 1 else side.reshape(-1, 1) for side in (original, candidate))
                 if left.ndim > axis and left.shape[axis] == columns.columns:
                     columns.add(left, right)
                 else:
@@ -148,9 +144,7 @@ class _Output:
 
     def findings(self) -> Iterator[Finding]:
         if self.undefined:
-            yield self._finding(
-                "warning", "original-not-finite", f"the original gives NaN {self.undefined} times"
-            )
+            yield self._finding("warning", "original-not-finite", f"the original gives NaN {self.undefined} times")
         if self.distance.broken:
             text = f"{self.distance.broken} of {self.distance.elements} values are not finite on one side"
             yield self._finding("error", "output-not-finite", text)

@@ -75,9 +75,7 @@ def save_outputs(path: Path, outputs: Iterable[Feed]) -> int:
                 if not count:
                     first = dtypes
                 elif dtypes != first:
-                    raise InputError(
-                        f"item {count} has the outputs {dtypes}, the first one {first}", where=path.name
-                    )
+                    raise InputError(f"item {count} has the outputs {dtypes}, the first one {first}", where=path.name)
                 for index, array in enumerate(arrays.values()):
                     _write(archive, f"{count:06d}/{index}", _narrow(array))
                 count += 1

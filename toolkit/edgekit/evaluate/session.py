@@ -29,9 +29,7 @@ _NODE = re.compile(
 )
 
 
-def run_onnx(
-    model: Path, feeds: Iterable[Feed], *, threads: int = 1, optimize: bool = True
-) -> Iterator[Feed]:
+def run_onnx(model: Path, feeds: Iterable[Feed], *, threads: int = 1, optimize: bool = True) -> Iterator[Feed]:
     """Run a model on feed after feed; the model is loaded at once, the feeds are read one by one.
 
     Args:
@@ -103,11 +101,7 @@ def _failure(error: Exception, path: Path, what: str) -> InputError:
     """An InputError that names the node, when onnxruntime's message does."""
     message = " ".join(str(error).split())
     match = _NODE.search(message)
-    found = (
-        {}
-        if match is None
-        else {key.rstrip("2345"): value for key, value in match.groupdict().items() if value}
-    )
+    found = {} if match is None else {key.rstrip("2345"): value for key, value in match.groupdict().items() if value}
     node = f"{found.get('name', 'unnamed')} ({found['op']})" if "op" in found else ""
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", message)
     return InputError(
