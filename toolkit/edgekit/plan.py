@@ -72,9 +72,7 @@ def make_plan(recipe: Recipe, profile: Profile, exporter: Exporter, given: Given
     capture = [make_stage("capture", {}, "the model")] if given.kind != "onnx" else []
     if given.shapes:
         capture.append(make_stage("freeze-shapes", {"shapes": list(given.shapes)}, "--shape"))
-    prepared = [
-        make_stage(spec.name, spec.options, f"exporter {exporter.name}") for spec in exporter.prepare(profile)
-    ]
+    prepared = [make_stage(spec.name, spec.options, f"exporter {exporter.name}") for spec in exporter.prepare(profile)]
     entries: list[PlanEntry] = [*prepared, *(_build_entry(entry, i) for i, entry in enumerate(recipe.entries, 1))]
     plan = Plan(profile=profile, recipe=recipe, capture=tuple(capture), entries=tuple(entries))
     _check(plan, given)

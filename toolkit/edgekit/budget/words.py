@@ -129,6 +129,4 @@ def _quantity(name: str, word: str, units: Mapping[str, str], *, fold: bool = Fa
 
 
 def _wrong(name: str, word: object, what: str) -> UsageError:
-    return UsageError(
-        f"'{word}' {what}", where=name, remedy=f"Write for example {name} {_EXAMPLES.get(name, '20ms')}."
-    )
+    return UsageError(f"'{word}' {what}", where=name, remedy=f"Write for example {name} {_EXAMPLES.get(name, '20ms')}.")

@@ -128,9 +128,7 @@ class ArrayFile:
             raise
         except _DAMAGED as error:
             reason = "empty file" if _is_empty(self.path) else f"damaged or not an array file: {error}"
-            raise UnreadableError(
-                reason, where=self.where, remedy="Save it again with np.savez or np.save."
-            ) from None
+            raise UnreadableError(reason, where=self.where, remedy="Save it again with np.savez or np.save.") from None
 
     def _read_members(self) -> dict[str, Header]:
         headers = {}

@@ -63,9 +63,7 @@ class ArrowRows:
         self._name = name
         names = list(rows.column_names)
         wanted = COLUMNS | dict(columns)
-        label = next(
-            (key for key in (wanted["label"], *LABEL_KEYS) if key in names and key not in _names(specs)), None
-        )
+        label = next((key for key in (wanted["label"], *LABEL_KEYS) if key in names and key not in _names(specs)), None)
         self.texts = {meaning: wanted[meaning] for meaning in ("text", "text_pair") if wanted[meaning] in names}
         images = [key for key in names if _is_image(rows.features[key])]
         self._sources = {spec.name: spec.name for spec in specs if spec.name in names}

@@ -54,9 +54,7 @@ def check_names(found: Collection[str], specs: Sequence[TensorSpec], where: str)
     else:
         remedy = f"Add an array named '{missing[0]}'."
     plural = "s" if len(missing) > 1 else ""
-    raise InputError(
-        f"no array for the model's input{plural} {wanted}; there are {there}", where=where, remedy=remedy
-    )
+    raise InputError(f"no array for the model's input{plural} {wanted}; there are {there}", where=where, remedy=remedy)
 
 
 def conform(array: Array, spec: TensorSpec, *, where: str, notes: list[Note] | None = None) -> Array:

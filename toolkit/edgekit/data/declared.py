@@ -70,9 +70,7 @@ def read_declared(
             findings.append(noted("data-preprocessing-from", text=f"preprocessing from {where}"))
         elif beside:
             findings.append(
-                noted(
-                    "data-preprocessing-from", text=f"the preprocessing in {where} is not used: another one is given"
-                )
+                noted("data-preprocessing-from", text=f"the preprocessing in {where} is not used: another one is given")
             )
     return Declared(
         preprocessing=parse(table, specs, source),
@@ -140,9 +138,7 @@ def _image_rule(declared: Declared, name: str, findings: list[Finding]) -> Image
     found = None if declared.processor is None else processor.read_image_rule(declared.processor)
     if found is not None:
         rule, path = found
-        findings.append(
-            noted("data-preprocessing-from", node=name, text=f"preprocessing from {printable(str(path))}")
-        )
+        findings.append(noted("data-preprocessing-from", node=name, text=f"preprocessing from {printable(str(path))}"))
         return rule
     findings.append(
         warned(

@@ -127,9 +127,7 @@ class FactoryRecords:
             if key in item and key not in inputs:
                 self._keep(index, item[key])
         try:
-            feed = {
-                str(name): np.asarray(value) for name, value in item.items() if name not in {*LABEL_KEYS} - inputs
-            }
+            feed = {str(name): np.asarray(value) for name, value in item.items() if name not in {*LABEL_KEYS} - inputs}
         except Exception as error:
             raise InputError(f"sample {index} is no arrays: {error}", where=self._name, remedy=_FORMS) from error
         if any(array.dtype.kind == "O" for array in feed.values()):
@@ -190,9 +188,7 @@ def _working_folder() -> Iterator[None]:
 def _find(url: str) -> Callable[[], Any]:
     module_name, _, attribute = url.removeprefix(PREFIX).rpartition(":")
     if not module_name or not attribute:
-        raise InputError(
-            "not of the form python:module:factory", where=url, remedy="Name the module and the function."
-        )
+        raise InputError("not of the form python:module:factory", where=url, remedy="Name the module and the function.")
     try:
         module = (
             _import_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)

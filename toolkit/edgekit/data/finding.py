@@ -221,9 +221,7 @@ def _feeds(root: Path, name: str, arrays: list[Path]) -> Place:
             where=printable(str(root)),
             remedy="Give one of them, or call them calibration, training and evaluation.",
         )
-    return Place(
-        form="feeds", name=name, paths=tuple(arrays), ids=tuple(printable(f"{name}/{p.name}") for p in arrays)
-    )
+    return Place(form="feeds", name=name, paths=tuple(arrays), ids=tuple(printable(f"{name}/{p.name}") for p in arrays))
 
 
 def _by_role(entries: Sequence[Path], root: Path) -> dict[Role, Path]:

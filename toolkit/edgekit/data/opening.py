@@ -132,9 +132,7 @@ def _candidates(
         ids = source.records.ids
         evaluated = "evaluation" in sources or "validation" in sources
         only_calibrates = role == "calibration" or (role == "training" and evaluated and not training)
-        found[role] = (
-            chosen(ids, enough, seed=seed) if only_calibrates and len(ids) > enough else list(range(len(ids)))
-        )
+        found[role] = chosen(ids, enough, seed=seed) if only_calibrates and len(ids) > enough else list(range(len(ids)))
     return found
 
 

@@ -120,9 +120,7 @@ class Pipeline:
                     where=where,
                     remedy='Declare kind = "image" for it.',
                 )
-            found, told = pictures.decode(
-                value, gray=rule.channels == "gray", background=rule.background, where=where
-            )
+            found, told = pictures.decode(value, gray=rule.channels == "gray", background=rule.background, where=where)
             notes.extend(told)
             return pictures.canonical(found)
         array = np.asarray(value)
@@ -131,9 +129,7 @@ class Pipeline:
         gray = rule.channels == "gray"
         if self._batched == "always" or (self._batched == "auto" and not pictures.is_one(array.shape)):
             if array.ndim == 0 or len(array) == 0:
-                raise InputError(
-                    f"shape {list(array.shape)} holds no images", where=where, remedy="Remove the sample."
-                )
+                raise InputError(f"shape {list(array.shape)} holds no images", where=where, remedy="Remove the sample.")
             return [pictures.canonical(pictures.as_picture(row, where, gray=gray)) for row in array]
         return pictures.canonical(pictures.as_picture(array, where, gray=gray))
 

@@ -96,9 +96,7 @@ def _config(folder: Path) -> tuple[dict[str, Any], Path] | None:
         config = nested if isinstance(nested, dict) else config
         if config.get("feature_size") is not None or "sampling_rate" in config:
             raise InputError("an audio processor", where=str(path), remedy="Give the samples as .npz arrays.")
-        if any(
-            key in config for key in ("image_processor_type", "feature_extractor_type", "image_mean", "do_resize")
-        ):
+        if any(key in config for key in ("image_processor_type", "feature_extractor_type", "image_mean", "do_resize")):
             return config, path
     return None
 

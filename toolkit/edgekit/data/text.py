@@ -129,9 +129,7 @@ def _load(path: Path) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise TargetError(
-            "text needs the package 'tokenizers'", remedy="pip install 'edgekit-toolkit[text]'"
-        ) from None
+        raise TargetError("text needs the package 'tokenizers'", remedy="pip install 'edgekit-toolkit[text]'") from None
     if path.stat().st_size > MAX_TOKENIZER_BYTES:
         raise InputError(f"larger than {MAX_TOKENIZER_BYTES} bytes", where=str(path), remedy="Is it a tokenizer?")
     try:
