@@ -88,7 +88,7 @@ def digest(value: Any) -> str:
 
 def sha256_file(path: Path) -> str:
     """Hex sha256 of a file's bytes; memoized in this process by (device, inode, size, mtime_ns)."""
-    stat = os.stat(path)
+    stat = path.stat()
     return _sha256(os.fspath(path), stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 

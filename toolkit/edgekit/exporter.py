@@ -65,7 +65,8 @@ def load_exporter(name: str) -> Exporter:
         if error.name != module_name:
             raise
         raise UnsupportedError(
-            f"no exporter for the runtime '{name}'", remedy="Choose a profile with another runtime: edgekit profiles list"
+            f"no exporter for the runtime '{name}'",
+            remedy="Choose a profile with another runtime: edgekit profiles list",
         ) from None
     exporter: Exporter = module.EXPORTER
     if exporter.name != name:

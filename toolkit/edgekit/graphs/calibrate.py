@@ -14,7 +14,7 @@ from edgekit.errors import InputError
 from edgekit.graphs.edit import load_model
 from edgekit.graphs.sessions import node_in, short
 from edgekit.graphs.storage import tensor_bytes
-from edgekit.numerics.distance import OutputDistance
+from edgekit.numerics.output_distance import OutputDistance
 from edgekit.numerics.ranges import RangeMeter
 
 if TYPE_CHECKING:
@@ -82,7 +82,9 @@ def run(session: Any, feed: Feed, *, sample: str) -> Feed:
     names = [item.name for item in session.get_outputs()]
     wanted = {item.name: item.type for item in session.get_inputs()}
     try:
-        values = session.run(names, {name: _typed(array, wanted[name]) for name, array in feed.items() if name in wanted})
+        values = session.run(
+            names, {name: _typed(array, wanted[name]) for name, array in feed.items() if name in wanted}
+        )
     except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions have no common base
         raise InputError(
             f"the model does not run on this sample: {short(error)}",
@@ -139,7 +141,9 @@ def collect(
     """
     found = Statistics()
     wanted = list(dict.fromkeys([*tensors, *shapes_of]))
-    first = run(open_graph(model, folder, threads=threads, extra_outputs=wanted), samples.sample(0), sample=samples.ids[0])
+    first = run(
+        open_graph(model, folder, threads=threads, extra_outputs=wanted), samples.sample(0), sample=samples.ids[0]
+    )
     found.shapes = {name: np.shape(first[name]) for name in wanted}
     floats = [name for name in tensors if first[name].dtype == np.float32]
     groups = _groups({name: first[name].nbytes for name in floats})

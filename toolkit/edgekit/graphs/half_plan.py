@@ -56,7 +56,9 @@ def constant_problem(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]])
         count = f"{over} value{'s' * (over > 1)}"
         return f"{count} out of float16 range (largest magnitude {float(magnitudes.max()):.3g})"
     nonzero = magnitudes[magnitudes > 0]
-    if nonzero.size and (float(nonzero.max()) < SMALLEST_NORMAL or (values.size == 1 and float(nonzero.max()) < SMALLEST)):
+    if nonzero.size and (
+        float(nonzero.max()) < SMALLEST_NORMAL or (values.size == 1 and float(nonzero.max()) < SMALLEST)
+    ):
         return f"all values vanish in float16 (largest magnitude {float(nonzero.max()):.3g})"
     return ""
 
@@ -116,9 +118,7 @@ class HalfPlanner:
         maker = self.index.producers.get(source)
         return maker is None or maker.name not in half
 
-    def _reason(
-        self, node: onnx.NodeProto, inputs: list[int], outputs: list[str], keep: Mapping[str, str]
-    ) -> str:
+    def _reason(self, node: onnx.NodeProto, inputs: list[int], outputs: list[str], keep: Mapping[str, str]) -> str:
         for glob, why in keep.items():
             if node.name == glob or fnmatchcase(node.name, glob) or fnmatchcase(node.op_type, glob):
                 return why
@@ -127,7 +127,9 @@ class HalfPlanner:
         for problem in self._tensor_problems([node.input[i] for i in inputs] + outputs):
             return problem
         if is_standard(node, "Cast") and not outputs and self._peak(node.input[0]) > MOST_EXACT:
-            return f"it turns '{node.input[0]}' into integers, and float16 holds integers exactly up to {MOST_EXACT} only"
+            return (
+                f"it turns '{node.input[0]}' into integers, and float16 holds integers exactly up to {MOST_EXACT} only"
+            )
         total = self._sums.get(node.name, 0.0)
         if total > LIMIT:
             what = "its squares reach" if node.op_type.endswith("Normalization") else "the sums it makes reach"

@@ -19,14 +19,21 @@ from edgekit.graphs.half_types import FOLLOWERS, HalfTypes
 from edgekit.graphs.half_write import LEAST_STORED, emulated
 from edgekit.graphs.int8_search import probed
 from edgekit.graphs.storage import element_count
-from edgekit.numerics.distance import OutputDistance, decibels
+from edgekit.numerics.output_distance import OutputDistance, decibels
 
 if TYPE_CHECKING:
     from edgekit.data import Samples
 
 _MATRIX = 2
 _PROBES = 4
-_BY_FORM = ("it holds a subgraph", "it is of the domain", "its operator", "the ONNX specification", "its type", "its statistics")
+_BY_FORM = (
+    "it holds a subgraph",
+    "it is of the domain",
+    "its operator",
+    "the ONNX specification",
+    "its type",
+    "its statistics",
+)
 
 
 def faults(distances: Mapping[str, OutputDistance], floor: float) -> list[str]:

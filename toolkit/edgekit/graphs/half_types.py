@@ -24,7 +24,19 @@ MOST_EXACT = 2048
 """Up to here float16 holds every integer."""
 
 FOLLOWERS = frozenset(
-    {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Identity", "Split", "Expand", "Tile", "Gather"}
+    {
+        "Reshape",
+        "Transpose",
+        "Squeeze",
+        "Unsqueeze",
+        "Flatten",
+        "Slice",
+        "Identity",
+        "Split",
+        "Expand",
+        "Tile",
+        "Gather",
+    }
     | {"DepthToSpace", "SpaceToDepth", "Dropout"}
 )
 """Operators that only move values: they take the type that these come in, without a Cast of their own."""
@@ -75,9 +87,7 @@ class HalfTypes:
         self._opset = opset_of(model)
         self.floats = {name for name, kind in types.items() if kind == _SINGLE}
         self.floats |= {item.name for item in model.graph.initializer if item.data_type == TensorProto.FLOAT}
-        self.floats |= {
-            item.name for item in model.graph.input if item.type.tensor_type.elem_type == TensorProto.FLOAT
-        }
+        self.floats |= {item.name for item in model.graph.input if item.type.tensor_type.elem_type == TensorProto.FLOAT}
 
     def inputs(self, node: onnx.NodeProto) -> list[int]:
         """Return the positions of a node's float32 inputs that become float16 when it computes in float16."""

@@ -15,7 +15,7 @@ from edgekit.graphs.int8_plan import Mode, Plan, Planner, demoted
 from edgekit.graphs.int8_write import Writer
 from edgekit.graphs.weights import Weights
 from edgekit.numerics.affine import dequantize_weight, quantize_weight, weight_scales
-from edgekit.numerics.distance import EXACT_DB, OutputDistance, decibels
+from edgekit.numerics.output_distance import EXACT_DB, OutputDistance, decibels
 from edgekit.numerics.ranges import Method, RangeMeter
 
 if TYPE_CHECKING:
@@ -134,13 +134,17 @@ class Search:
             values = np.asarray(self.planner.weights.values(operand), np.float32)
             scales = weight_scales(values, operand.axis)
             error = dequantize_weight(quantize_weight(values, scales, operand.axis), scales, operand.axis) - values
-            ratio = decibels(float(np.square(values, dtype=np.float64).sum()), float(np.square(error, dtype=np.float64).sum()))
+            ratio = decibels(
+                float(np.square(values, dtype=np.float64).sum()), float(np.square(error, dtype=np.float64).sum())
+            )
             ratios[operand.node] = min(ratio, ratios.get(operand.node, EXACT_DB))
         return sorted(ratios.items(), key=lambda item: (item[1], item[0]))
 
     def _rank_products(self, plan: Plan) -> list[tuple[str, float]]:
         """Order the integer products by the error each makes on its own, fed with the original's activations."""
-        names = [node.name for node in self.planner.compute_nodes() if plan.modes.get(node.name) in {"static", "dynamic"}]
+        names = [
+            node.name for node in self.planner.compute_nodes() if plan.modes.get(node.name) in {"static", "dynamic"}
+        ]
         if not names:
             return []
         model, outputs = probed(self.source.model, names)
@@ -174,7 +178,11 @@ class _Lowering:
     carry: bool
 
     def least(
-        self, trial: Trial, order: Sequence[tuple[str, float]], bound: float, covering: Callable[[Plan], bool] | None = None
+        self,
+        trial: Trial,
+        order: Sequence[tuple[str, float]],
+        bound: float,
+        covering: Callable[[Plan], bool] | None = None,
     ) -> Trial:
         """Lower the smallest number of nodes of `order` (worst first) that clears the faults at `bound`.
 
@@ -239,7 +247,9 @@ def probed(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelProt
         twin.CopyFrom(node)
         twin.name = _probe_name(node.name)
         twin.output[0] = index.fresh_name(node.output[0] + "/probe")
-        difference, signal, noise = (index.fresh_name(twin.output[0] + end) for end in ("/difference", "/signal", "/noise"))
+        difference, signal, noise = (
+            index.fresh_name(twin.output[0] + end) for end in ("/difference", "/signal", "/noise")
+        )
         extra += [
             twin,
             onnx.helper.make_node("Sub", [node.output[0], twin.output[0]], [difference], name=difference),

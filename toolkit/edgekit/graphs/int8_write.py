@@ -54,9 +54,7 @@ class Writer:
 class _Draft:
     """One model being written."""
 
-    def __init__(
-        self, source: Canonical, weights: Weights, dialect: Dialect, plan: Plan, writer: Writer
-    ) -> None:
+    def __init__(self, source: Canonical, weights: Weights, dialect: Dialect, plan: Plan, writer: Writer) -> None:
         import onnx
 
         self.plan, self.weights, self.dialect, self.writer = plan, weights, dialect, writer
@@ -220,10 +218,12 @@ class _Draft:
         self._constant(numpy_helper.to_array(held).reshape(shape), column, graph)
         floats, steps = rows + "_float", rows + "_scale"
         self.after.setdefault(node.name, []).extend(
-            [helper.make_node("Cast", [rows], [floats], name=floats, to=TensorProto.FLOAT),
-            helper.make_node("Gather", [column, node.input[1]], [steps], name=steps, axis=along),
-            helper.make_node("Mul", [floats, steps], [output], name=rows + "_dequantized"),
-        ])
+            [
+                helper.make_node("Cast", [rows], [floats], name=floats, to=TensorProto.FLOAT),
+                helper.make_node("Gather", [column, node.input[1]], [steps], name=steps, axis=along),
+                helper.make_node("Mul", [floats, steps], [output], name=rows + "_dequantized"),
+            ]
+        )
 
     def _dynamic(self, node: onnx.NodeProto, operand: Operand, name: str, scales: Scales) -> None:
         """Write a product whose activations get their scale at run time, in the form that runtimes fuse."""
@@ -280,10 +280,18 @@ class _Draft:
                 self._rename_output(name, source)
             pair = [
                 helper.make_node(
-                    "QuantizeLinear", [source, scale, zero_point], [integers], name=name + "_QuantizeLinear", domain=domain
+                    "QuantizeLinear",
+                    [source, scale, zero_point],
+                    [integers],
+                    name=name + "_QuantizeLinear",
+                    domain=domain,
                 ),
                 helper.make_node(
-                    "DequantizeLinear", [integers, scale, zero_point], [result], name=name + "_DequantizeLinear", domain=domain
+                    "DequantizeLinear",
+                    [integers, scale, zero_point],
+                    [result],
+                    name=name + "_DequantizeLinear",
+                    domain=domain,
                 ),
             ]
             steps[:0] = pair
@@ -339,4 +347,3 @@ class _Draft:
             for position in range(len(graph.initializer) - 1, -1, -1):
                 if graph.initializer[position].name not in read:
                     del graph.initializer[position]
-

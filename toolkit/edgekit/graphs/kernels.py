@@ -39,9 +39,7 @@ def optimized_ops(model: onnx.ModelProto, folder: Path, *, threads: int = 1) -> 
         return Counter(node.op_type for graph in graphs_in(load_model(path).graph) for node in graph.node)
 
 
-def kernel_findings(
-    model: onnx.ModelProto, folder: Path, plan: Plan, planner: Planner, threads: int
-) -> list[Finding]:
+def kernel_findings(model: onnx.ModelProto, folder: Path, plan: Plan, planner: Planner, threads: int) -> list[Finding]:
     """Warn when onnxruntime, for which the graph was written, does not run all planned products on integers."""
     if planner.dialect.name != "ort-cpu":
         return []

@@ -105,7 +105,9 @@ def left_float_findings(
         node = ops[name]
         reason = plan.reasons.get(name, "") or _by_rule(node, planner, inner=name in inner)
         weights = f" with {shares[name]:.1%} of the weights" if name in shares else ""
-        stored = "its weights are stored in 8 bits" if plan.modes.get(name) == "weights" else "nothing of it is quantized"
+        stored = (
+            "its weights are stored in 8 bits" if plan.modes.get(name) == "weights" else "nothing of it is quantized"
+        )
         found.append(
             Finding(
                 severity="warning" if name in plan.reasons and name not in expected else "note",

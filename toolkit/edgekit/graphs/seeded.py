@@ -27,7 +27,14 @@ class SeededSamples:
     labels = None
 
     def __init__(
-        self, session: Any, model: onnx.ModelProto, folder: Path, specs: Sequence[TensorSpec], *, seed: int, count: int = 2
+        self,
+        session: Any,
+        model: onnx.ModelProto,
+        folder: Path,
+        specs: Sequence[TensorSpec],
+        *,
+        seed: int,
+        count: int = 2,
     ) -> None:
         """Find sizes of dynamic axes with which `session` runs.
 

@@ -130,9 +130,7 @@ class _Job:
             histogram=False,
             tell=lambda done, total: context.listen(Progress(label="ranges", done=done, total=total)),
         )
-        sums = largest_sums(
-            self.source, self.samples, self._indices, shapes=statistics.shapes, threads=threads
-        )
+        sums = largest_sums(self.source, self.samples, self._indices, shapes=statistics.shapes, threads=threads)
         self.planner = HalfPlanner(self.source.model, self.source.folder, self.types, statistics.fit, sums)
 
     @property

@@ -261,7 +261,9 @@ class _Job:
         modes, reasons = self.modes(choice.form)
         trial = search.attempt(modes, reasons, choice.method)
         if not self.seeded:
-            trial = search.settle(trial, choice.method, floor=self.stage.floor, aim=max(self.stage.aim, self.stage.floor))
+            trial = search.settle(
+                trial, choice.method, floor=self.stage.floor, aim=max(self.stage.aim, self.stage.floor)
+            )
         return trial, search
 
 
@@ -348,12 +350,10 @@ def _samples(
         raise UsageError(
             "static quantization needs calibration samples, and there are none",
             where=stage.name,
-            remedy="Give representative inputs with --data DIR (100 or more), or set mode = \"weights\".",
+            remedy='Give representative inputs with --data DIR (100 or more), or set mode = "weights".',
         )
     session = _open_original(source, inputs.folder / MAIN, context.threads)
-    samples = SeededSamples(
-        session, source.model, source.folder, inputs.artifact.specs("inputs"), seed=context.seed
-    )
+    samples = SeededSamples(session, source.model, source.folder, inputs.artifact.specs("inputs"), seed=context.seed)
     text = "no data: the quantized model was run on random inputs only, so its accuracy is unknown"
     return samples, [Finding(severity="warning", node="", rule="unchecked", text=text, remedy="Give --data DIR.")]
 
@@ -402,7 +402,11 @@ def _shortfalls(trial: Trial, floor: float, *, judged: bool) -> list[Finding]:
 
 def _summary(choice: _Choice, trial: Trial, search: Search) -> dict[str, Any]:
     outputs = {
-        name: {"sqnr_db": round(found.sqnr, 2), "worst_sample_db": round(found.worst, 2), "cosine": round(found.cosine, 5)}
+        name: {
+            "sqnr_db": round(found.sqnr, 2),
+            "worst_sample_db": round(found.worst, 2),
+            "cosine": round(found.cosine, 5),
+        }
         | ({"incomparable": found.incomparable} if found.incomparable else {})
         for name, found in trial.distances.items()
     }

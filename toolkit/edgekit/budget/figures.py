@@ -1,10 +1,15 @@
-"""Budgets, figures and the verdict over them."""
+"""What is asked, what was found, and the verdict: the structs that the whole house passes around."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import msgspec
+
+from edgekit.errors import UsageError
+
+PERCENTILES = ("p50", "p90", "p95", "p99")
+"""The latency percentiles that can have a budget."""
 
 Provenance = Literal["measured", "simulated", "predicted"]
 Status = Literal["pass", "fail", "unproven"]
@@ -20,6 +25,10 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         max_size: bytes of the model files.
         max_memory: bytes of peak memory while running.
         energy_mj: millijoules per inference.
+
+    Raises:
+        UsageError: a budget that nothing can keep (negative, NaN, or 0 except for `max_drop`), or an unknown
+            percentile.
     """
 
     max_drop: float | None = None
@@ -28,6 +37,25 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     max_memory: int | None = None
     energy_mj: float | None = None
 
+    def __post_init__(self) -> None:
+        for percentile in self.latency_ms:
+            if percentile not in PERCENTILES:
+                raise UsageError(
+                    f"no budget for the latency percentile '{percentile}'",
+                    remedy=f"Known: {', '.join(PERCENTILES)}.",
+                )
+        limits = {"max-size": self.max_size, "max-memory": self.max_memory, "energy": self.energy_mj}
+        limits |= {f"latency-{percentile}": limit for percentile, limit in self.latency_ms.items()}
+        for name, limit in limits.items():
+            if limit is not None and not limit > 0:
+                raise UsageError(f"a budget must be above 0, not {limit}", where=name)
+        if self.max_drop is not None and not self.max_drop >= 0:
+            raise UsageError(
+                f"a drop of {self.max_drop} cannot be asked",
+                where="max-drop",
+                remedy="0 allows no drop at all.",
+            )
+
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """One number and how it was obtained.
@@ -35,7 +63,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: `drop`, `latency-p95`, `size`, `memory`, `energy`, or a metric's name.
         value: the point estimate, None when nothing could be obtained.
-        unit: `1` (points in [0, 1]), `ms`, `B`, `mJ`, ...
+        unit: `1` (points in [0, 1], and every drop), `ms`, `B`, `mJ`, ...; empty for metrics without a unit.
         provenance: measured, simulated or predicted.
         on: the machine, simulator or model it comes from.
         low: one-sided 95 % lower bound, None when exact or unknown.
@@ -56,7 +84,15 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure held against its budget. `budget` None means that it is only reported."""
+    """A figure held against its budget.
+
+    Attributes:
+        name: as in Figure; the other attributes shared with Figure are the same too.
+        budget: what was allowed, in `unit`; None when the figure is only reported (its status is then
+            `pass`).
+        status: whether the budget was kept, was missed, or could not be decided.
+        reason: one sentence that says why.
+    """
 
     name: str
     value: float | None

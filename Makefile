@@ -1,0 +1,35 @@
+# The two commands of the README: `make demo` and `make test`. Both make their own virtual environment here.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+DEMO := .venv-demo
+TEST := .venv-test
+PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-slow lint clean
+
+demo: $(DEMO)/.ready
+	$(DEMO)/bin/edgekit build samples/vision/model.onnx --profile jetson --data samples/vision/data --max-drop 1%
+
+$(DEMO)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/python -m pip install $(PIP_FLAGS) .
+	touch $@
+
+test: $(TEST)/.ready lint
+	$(TEST)/bin/python -m pytest -n 2
+
+test-slow: $(TEST)/.ready
+	$(TEST)/bin/python -m pytest -m slow
+
+lint: $(TEST)/.ready
+	$(TEST)/bin/ruff check
+	$(TEST)/bin/ruff format --check
+	$(TEST)/bin/mypy
+	$(TEST)/bin/lint-imports
+
+$(TEST)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TEST)
+	$(TEST)/bin/python -m pip install $(PIP_FLAGS) -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(DEMO) $(TEST) dist build edgekit-out

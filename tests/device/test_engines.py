@@ -1,0 +1,400 @@
+"""Engines: the providers of onnxruntime, and what of TensorRT needs no GPU. Stand-ins are named so."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import stat
+import subprocess
+import sys
+import types
+from enum import Enum, IntEnum
+from pathlib import Path
+
+import numpy as np
+import onnx_models
+import pytest
+
+from edgekit.device import engine_ort, engine_trt, machine
+
+CPU, CUDA, TRT = engine_ort.CPU, "CUDAExecutionProvider", "TensorrtExecutionProvider"
+
+
+# --- onnxruntime's providers, on a stand-in that has some and loads some ---
+
+
+class StandInRuntime:
+    """Has `available` providers; a session with one of `broken` in it fails; `dropped` ones are left out silently."""
+
+    class ExecutionMode:
+        ORT_SEQUENTIAL = 0
+
+    class SessionOptions:
+        def __init__(self):
+            self.entries = {}
+
+        def add_session_config_entry(self, key, value):
+            self.entries[key] = value
+
+    def __init__(self, available, broken=(), dropped=()):
+        self.available, self.broken, self.dropped, self.sessions = available, broken, dropped, []
+
+    def get_available_providers(self):
+        return self.available
+
+    def InferenceSession(self, model, options, providers, provider_options, enable_fallback):  # noqa: N802 - their name
+        assert enable_fallback == 0
+        assert len(provider_options) == len(providers)
+        self.sessions.append((providers, options.entries))
+        for name in providers:
+            if name in self.broken:
+                raise RuntimeError(f"{name} is broken")
+        ran = [name for name in providers if name not in self.dropped]
+        return types.SimpleNamespace(get_providers=lambda: ran if CPU in ran else [*ran, CPU])
+
+
+@pytest.mark.parametrize(
+    ("asked", "runtime", "fallback"),
+    [
+        ([CPU], StandInRuntime([CPU]), None),
+        ([CUDA], StandInRuntime([CUDA, CPU]), None),
+        ([TRT, CUDA, CPU], StandInRuntime([TRT, CUDA, CPU]), None),
+        ([CUDA, CPU], StandInRuntime([CPU]), ([CPU], f"{CUDA} is not in this onnxruntime")),
+        ([TRT, CUDA, CPU], StandInRuntime([TRT, CUDA, CPU], broken=[TRT]), ([CUDA, CPU], f"{TRT}: {TRT} is broken")),
+        ([CUDA], StandInRuntime([CUDA, CPU], broken=[CUDA]), ([CPU], f"{CUDA}: {CUDA} is broken")),
+        ([CUDA, CPU], StandInRuntime([CUDA, CPU], dropped=[CUDA]), ([CPU], f"onnxruntime left {CUDA} out")),
+    ],
+)
+def test_other_providers_than_asked_are_told(asked, runtime, fallback):
+    session, told = engine_ort._open(runtime, "m.onnx", asked, 1, spinning=False)
+    assert (told is None) == (fallback is None)
+    if fallback:
+        assert told == {"asked": asked, "ran": fallback[0], "reason": fallback[1]}
+        assert session.get_providers() == fallback[0]
+
+
+def test_a_model_that_no_provider_loads_is_an_error():
+    with pytest.raises(RuntimeError, match="CPUExecutionProvider is broken"):
+        engine_ort._open(StandInRuntime([CUDA, CPU], broken=[CUDA, CPU]), "m.onnx", [CUDA, CPU], 1, spinning=False)
+
+
+def test_sessions_hold_no_provider_that_was_not_asked():
+    runtime = StandInRuntime([CUDA, CPU])
+    engine_ort._open(runtime, "m.onnx", [CUDA], 1, spinning=False)
+    engine_ort._open(runtime, "m.onnx", [CUDA, CPU], 1, spinning=True)
+    (one, strict), (two, loose) = runtime.sessions
+    assert (one, two) == ([CUDA], [CUDA, CPU])
+    assert strict["session.disable_cpu_ep_fallback"] == "1"
+    assert "session.disable_cpu_ep_fallback" not in loose
+    assert (strict["session.intra_op.allow_spinning"], loose["session.intra_op.allow_spinning"]) == ("0", "1")
+
+
+# --- TensorRT: choices by version, cache keys, commands ---
+
+
+@pytest.mark.parametrize(
+    ("version", "network", "builder", "trtexec"),
+    [
+        ("8.6.2.3", ["EXPLICIT_BATCH"], ["INT8", "FP16"], ["--int8", "--fp16"]),
+        ("8.5.2.2", ["EXPLICIT_BATCH"], ["INT8", "FP16"], ["--int8", "--fp16"]),
+        ("10.3.0", ["STRONGLY_TYPED"], [], ["--stronglyTyped"]),
+        ("10.16.2.10", ["STRONGLY_TYPED"], [], ["--stronglyTyped"]),
+        ("11.4.1", [], [], []),
+    ],
+)
+def test_flags_by_version(version, network, builder, trtexec):
+    assert engine_trt.typing_flags(version) == (network, builder)
+    assert engine_trt.trtexec_typing(version) == trtexec
+
+
+def test_build_command():
+    assert engine_trt.trtexec_build_argv("trtexec", "m.onnx", "m.engine", "10.3.0") == [
+        "trtexec",
+        "--onnx=m.onnx",
+        "--saveEngine=m.engine",
+        "--skipInference",
+        "--stronglyTyped",
+    ]
+    shapes = {"x": [[1, 8], [4, 8], [16, 8]], "m": [[1], [4], [16]]}
+    assert engine_trt.trtexec_build_argv("trtexec", "m.onnx", "m.engine", "11.4.1", shapes)[4:] == [
+        "--minShapes=m:1,x:1x8",
+        "--optShapes=m:4,x:4x8",
+        "--maxShapes=m:16,x:16x8",
+    ]
+
+
+def test_time_command():
+    feed = {"x": np.zeros((1, 3, 8, 8)), "m": np.zeros((2,))}
+    assert engine_trt.trtexec_time_argv("trtexec", "m.engine", "t.json", feed, 300, 10) == [
+        "trtexec",
+        "--loadEngine=m.engine",
+        "--shapes=m:2,x:1x3x8x8",
+        "--exportTimes=t.json",
+        "--iterations=300",
+        "--duration=10",
+        "--warmUp=500",
+        "--useSpinWait",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("banner", "version"), [("v8601", "8.6.1"), ("v8502", "8.5.2"), ("v100300", "10.3.0"), ("v110401", "11.4.1")]
+)
+def test_trtexec_version(banner, version):
+    assert engine_trt.trtexec_version(f"&&&& RUNNING TensorRT.trtexec [TensorRT {banner}] # trtexec --help") == version
+
+
+def test_trtexec_without_a_version_is_an_error():
+    with pytest.raises(ValueError, match="does not tell its version"):
+        engine_trt.trtexec_version("usage: trtexec")
+
+
+def test_engine_key_changes_with_all_that_an_engine_depends_on(tmp_path):
+    model = tmp_path / "m.onnx"
+    model.write_bytes(b"graph, weights in m.onnx.data and sub/more.bin")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "m.onnx.data").write_bytes(b"weights")
+    (tmp_path / "sub" / "more.bin").write_bytes(b"more")
+    parts = {"tensorrt": "10.3.0", "gpu": "Orin", "shapes": {}}
+    path = engine_trt.engine_path(str(model), parts)
+    assert Path(path).parent == tmp_path
+    Path(path).write_bytes(b"engine")
+    (tmp_path / "result.json").write_bytes(b"of another run")
+    assert engine_trt.engine_path(str(model), parts) == path
+    others = {engine_trt.engine_path(str(model), {**parts, key: "other"}) for key in parts}
+    (tmp_path / "m.onnx.data").write_bytes(b"weightS")
+    others.add(engine_trt.engine_path(str(model), parts))
+    (tmp_path / "sub" / "more.bin").write_bytes(b"morE")
+    others.add(engine_trt.engine_path(str(model), parts))
+    model.write_bytes(b"grapH, weights in m.onnx.data and sub/more.bin")
+    others.add(engine_trt.engine_path(str(model), parts))
+    assert len(others | {path}) == 7
+
+
+# --- trtexec, a stand-in script in the documented formats ---
+
+STAND_IN_TRTEXEC = """#!{python}
+import json, sys
+words = dict(word.partition("=")[::2] for word in sys.argv[1:])
+with open({log!r}, "a") as log:
+    log.write(json.dumps(sys.argv[1:]) + "\\n")
+if "--help" in words:
+    print("&&&& RUNNING TensorRT.trtexec [TensorRT v100300] # trtexec --help")
+if "--saveEngine" in words:
+    open(words["--saveEngine"], "w").write("engine")
+if "--exportTimes" in words:
+    runs = int(words["--iterations"])
+    json.dump([{{"h2dMs": 0.1, "computeMs": 5.0, "latencyMs": 5.2 + i % 7 / 100}} for i in range(runs)],
+              open(words["--exportTimes"], "w"))
+"""
+
+
+def test_trtexec_builds_once_and_times(tmp_path, runner, job, result):
+    onnx_models.linear(tmp_path / "model.onnx")
+    np.savez(tmp_path / "in.npz", **{"0:x": np.zeros((2, 8), np.float32)})
+    tools, log = tmp_path / "tools", tmp_path / "log"
+    tools.mkdir()
+    script = tools / "trtexec"
+    script.write_text(STAND_IN_TRTEXEC.format(python=sys.executable, log=str(log)))
+    script.chmod(script.stat().st_mode | stat.S_IEXEC)
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+    for _ in range(2):
+        assert runner("measure", job(runtime="tensorrt", runs=150), env=environment)[0] == 0
+        told = result()
+        assert told["engine"] == {"runtime": "trtexec", "version": "10.3.0", "providers": ["tensorrt"]}
+        assert told["fallback"] is None
+        assert told["latency"]["n"] == 150
+        assert told["latency"]["p50"]["value"] == pytest.approx(5.23, abs=0.01)
+        assert told["memory"] is None
+    calls = [json.loads(line) for line in log.read_text().splitlines()]
+    builds = [call for call in calls if any(word.startswith("--saveEngine") for word in call)]
+    assert len(builds) == 1
+    assert "--stronglyTyped" in builds[0]
+    assert any("--shapes=x:2x8" in call for call in calls)
+
+
+# --- tensorrt's Python: the plumbing on a stand-in, the parser and builder on TensorRT-RTX ---
+
+
+class StandInCuda:
+    """GPU memory that is host memory."""
+
+    def __init__(self):
+        self.blocks = {}
+
+    def malloc(self, size):
+        block = ctypes.create_string_buffer(max(size, 1))
+        self.blocks[ctypes.addressof(block)] = block
+        return ctypes.addressof(block)
+
+    def free(self, address):
+        del self.blocks[address]
+
+    def stream(self):
+        return 0
+
+    def wait(self, stream):
+        pass
+
+    def copy(self, target, source, size, kind, stream):
+        device = target if kind == engine_trt.H2D else source
+        assert device in self.blocks
+        assert size <= len(self.blocks[device])
+        ctypes.memmove(target, source, size)
+
+
+class StandInContext:
+    """`y = 2 x`, through addresses; x is (n, 4) with n <= 8."""
+
+    def __init__(self):
+        self.address, self.shape = {}, None
+
+    def set_input_shape(self, name, shape):
+        self.shape = shape
+        return name == "x" and shape[1:] == (4,) and shape[0] <= 8
+
+    def get_tensor_shape(self, name):
+        return self.shape
+
+    def set_tensor_address(self, name, address):
+        self.address[name] = address
+
+    def execute_async_v3(self, stream):
+        count = self.shape[0] * 4
+        x = np.ctypeslib.as_array(ctypes.cast(self.address["x"], ctypes.POINTER(ctypes.c_int32)), (count,))
+        y = np.ctypeslib.as_array(ctypes.cast(self.address["y"], ctypes.POINTER(ctypes.c_int32)), (count,))
+        y[:] = 2 * x
+        return True
+
+
+class StandInEngine:
+    num_io_tensors = 2
+
+    def get_tensor_name(self, index):
+        return "xy"[index]
+
+    def get_tensor_dtype(self, name):
+        return "INT32"
+
+    def get_tensor_mode(self, name):
+        return StandInTensorRt.TensorIOMode.INPUT if name == "x" else StandInTensorRt.TensorIOMode.OUTPUT
+
+    def create_execution_context(self):
+        return StandInContext()
+
+
+class StandInTensorRt:
+    __version__ = "10.3.0"
+
+    class Logger:
+        WARNING = 1
+
+        def __init__(self, level):
+            pass
+
+    class TensorIOMode(Enum):
+        INPUT, OUTPUT = 1, 2
+
+    class Runtime:
+        def __init__(self, logger):
+            pass
+
+        def deserialize_cuda_engine(self, serialized):
+            return StandInEngine() if serialized == b"engine" else None
+
+    @staticmethod
+    def nptype(dtype):
+        return {"INT32": np.int32}[dtype]
+
+
+def test_engine_moves_bytes_and_reuses_buffers():
+    cuda = StandInCuda()
+    engine = engine_trt.TrtEngine(StandInTensorRt, cuda, b"engine", "gpu")
+    for rows in (2, 8, 3, 8):
+        x = np.arange(rows * 4, dtype=np.int64).reshape(4, rows).T  # int64 that fits, and not contiguous
+        found = engine.run(engine.prepare({"x": x}))
+        np.testing.assert_array_equal(found["y"], 2 * x)
+        assert found["y"].dtype == np.int32
+    assert len(cuda.blocks) == 2
+
+
+def test_engine_refuses_what_it_cannot_take():
+    engine = engine_trt.TrtEngine(StandInTensorRt, StandInCuda(), b"engine", "gpu")
+    with pytest.raises(ValueError, match="the model takes"):
+        engine.prepare({"z": np.zeros(1)})
+    with pytest.raises(ValueError, match="input 'x' is int64, the engine takes int32"):
+        engine.prepare({"x": np.array([[2**40, 0, 0, 0]])})
+    with pytest.raises(ValueError, match="input 'x' is float32"):
+        engine.prepare({"x": np.zeros((1, 4), np.float32)})
+    with pytest.raises(ValueError, match=r"takes no shape \(9, 4\)"):
+        engine.run(engine.prepare({"x": np.zeros((9, 4), np.int32)}))
+    with pytest.raises(RuntimeError, match="cannot load the engine"):
+        engine_trt.TrtEngine(StandInTensorRt, StandInCuda(), b"of another version", "gpu")
+
+
+RTX = """
+import sys
+import tensorrt_rtx as trt
+from edgekit.device import engine_trt
+
+class Namespace:  # TensorRT-RTX builds ahead of time for a named GPU: the one thing that an Orin build does not say
+    def __getattr__(self, name):
+        return getattr(trt, name)
+    class Builder(trt.Builder):
+        def create_builder_config(self):
+            config = super().create_builder_config()
+            config.num_compute_capabilities = 1
+            config.set_compute_capability(trt.ComputeCapability.SM86, 0)
+            return config
+
+namespace = Namespace()
+namespace.__version__ = sys.argv[2]
+shapes = {"x": [[1, 8], [2, 8], [4, 8]]}
+try:
+    engine = engine_trt.build(namespace, sys.argv[1], shapes)
+except RuntimeError as error:
+    print("refused:", error)
+else:
+    print("built", len(bytes(memoryview(engine))))
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs the extra trt-check")
+@pytest.mark.parametrize("version", ["10.3.0", "11.4.1"])
+def test_build_calls_are_those_of_nvidia(tmp_path, version):
+    """NVIDIA's own parser and builder take our calls (TensorRT-RTX, sm_86 ahead of time: not an Orin build)."""
+    model = onnx_models.linear(tmp_path / "m.onnx")
+    environment = {**os.environ, "PYTHONPATH": str(Path(machine.__file__).parents[2])}
+
+    def build(path):
+        argv = [sys.executable, "-c", RTX, str(path), version]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True, env=environment).stdout
+
+    assert build(model).startswith("built")
+    (tmp_path / "bad.onnx").write_bytes(b"no graph")
+    assert "cannot parse the model" in build(tmp_path / "bad.onnx")
+
+
+def test_flag_names_exist_where_they_can_be_looked_up():
+    """A stand-in of 8.6's and 10's enums: the flags are set by name, at the bits that the library says."""
+
+    class Flags(IntEnum):
+        EXPLICIT_BATCH = 0
+        STRONGLY_TYPED = 1
+
+    seen = []
+    library = types.SimpleNamespace(
+        Logger=StandInTensorRt.Logger,
+        NetworkDefinitionCreationFlag=Flags,
+        Builder=lambda logger: types.SimpleNamespace(create_network=seen.append),
+        OnnxParser=lambda network, logger: types.SimpleNamespace(
+            parse_from_file=lambda path: False, num_errors=1, get_error=lambda index: "node 3: no"
+        ),
+    )
+    for version, bits in (("8.6.1", 1), ("10.3.0", 2), ("11.4.0", 0)):
+        library.__version__ = version
+        with pytest.raises(RuntimeError, match=f"TensorRT {version} cannot parse the model: node 3: no"):
+            engine_trt.build(library, "m.onnx")
+        assert seen.pop() == bits

@@ -1,0 +1,27 @@
+"""Tiny ONNX graphs that tests build with."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+
+def save(path, nodes, inputs, outputs, initializers=(), opset=17):
+    graph = helper.make_graph(nodes, "g", inputs, outputs, list(initializers))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.save(model, path)
+    return path
+
+
+def tensor(name, shape, dtype=TensorProto.FLOAT):
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def linear(path, features=8, classes=3, seed=0, x="x", y="y"):
+    """`y = x @ W + b`, dynamic batch."""
+    rng = np.random.default_rng(seed)
+    weight = numpy_helper.from_array(rng.normal(size=(features, classes)).astype(np.float32), "W")
+    bias = numpy_helper.from_array(rng.normal(size=classes).astype(np.float32), "b")
+    nodes = [helper.make_node("MatMul", [x, "W"], ["h"]), helper.make_node("Add", ["h", "b"], [y])]
+    return save(path, nodes, [tensor(x, ["n", features])], [tensor(y, ["n", classes])], [weight, bias])

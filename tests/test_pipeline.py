@@ -1,0 +1,301 @@
+"""Plan and pipeline: checked chains, the cache, rounds and alternatives."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import ClassVar
+
+import house
+import pytest
+
+from edgekit import events
+from edgekit.dialect import Dialect
+from edgekit.errors import InputError, UnsupportedError, UsageError
+from edgekit.pipeline import Pipeline, Score, merge
+from edgekit.plan import Given, make_plan
+from edgekit.recipe import parse_recipe
+from edgekit.stage import STAGES
+from edgekit.store import Store
+
+RAN: Counter[str] = Counter()
+DIALECT = Dialect(
+    name="test",
+    activation="uint8",
+    weight="int8",
+    symmetric_activations=False,
+    per_channel=True,
+    quantize_bias=True,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrink:
+    """Drops the last `count` bytes of the model: enough to see sizes, keys and rounds."""
+
+    count: int = 1
+    coverage: float | None = None
+    fail: bool = False
+
+    name: ClassVar[str] = "shrink"
+    revision: ClassVar[int] = 1
+    takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
+    makes: ClassVar[str] = "onnx"
+    needs: ClassVar[frozenset[str]] = frozenset()
+    libraries: ClassVar[tuple[str, ...]] = ("numpy", "no-such-distribution")
+
+    def run(self, inputs, out, context):
+        RAN[self.name] += 1
+        (context.scratch / "checkpoint").write_text("x")
+        if self.fail:
+            raise UnsupportedError("cannot shrink", where="node a", remedy="none")
+        content = (inputs.folder / "model.onnx").read_bytes()
+        (out / "model.onnx").write_bytes(content[: max(len(content) - self.count, 1)])
+        facts = {"findings": [{"severity": "note", "node": "", "rule": "shrunk", "text": "t", "remedy": ""}]}
+        if self.coverage is not None:
+            facts["coverage"] = {"precision": "w8a8", "weights": self.coverage, "left_float": ["conv1"]}
+        return facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halve(Shrink):
+    """Half precision, in name."""
+
+    name: ClassVar[str] = "halve"
+    precision: ClassVar[str] = "fp16"
+    needs: ClassVar[frozenset[str]] = frozenset({"data"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToTorch(Shrink):
+    """Makes another kind."""
+
+    name: ClassVar[str] = "to-torch"
+    makes: ClassVar[str] = "torch"
+
+
+@pytest.fixture(autouse=True)
+def stages(monkeypatch):
+    RAN.clear()
+    for cls in (Shrink, Halve, ToTorch):
+        monkeypatch.setattr(sys.modules[__name__], cls.__name__, cls)
+        monkeypatch.setitem(STAGES, cls.name, f"{__name__}:{cls.__name__}")
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+
+
+@pytest.fixture
+def exporter():
+    return SimpleNamespace(name="test", prepare=lambda _profile: ())
+
+
+def plan_of(text, exporter, **given):
+    known = {"kind": "onnx", "data": True, "teacher": False, **given}
+    profile = known.pop("profile", house.profile())
+    return make_plan(parse_recipe(text, where="r", name="r"), profile, exporter, Given(**known))
+
+
+@pytest.fixture
+def store(tmp_path):
+    with Store(tmp_path / "store") as store:
+        yield store
+
+
+def source(store, content=b"0123456789"):
+    with store.staging() as out:
+        (out / "model.onnx").write_bytes(content)
+        return store.publish(out, "onnx", {"graphs": {}}, ())
+
+
+def pipeline(store, **changes):
+    return Pipeline(**{"store": store, "profile": house.profile(), "dialect": DIALECT, **changes})
+
+
+def size_score(store, *, within=lambda _size: True, latency=lambda size: size):
+    def score(artifact):
+        size = len((store.folder(artifact.id) / "model.onnx").read_bytes())
+        return Score(within=within(size), latency_ms=latency(size), size=size, drop=0.0)
+
+    return score
+
+
+def test_a_second_build_runs_nothing_and_one_option_redoes_what_follows(store, exporter):
+    text = "[[stage]]\nuse='shrink'\ncount=2\n[[stage]]\nuse='shrink'\ncount=3\n"
+    first = pipeline(store)
+    made = first.run(plan_of(text, exporter), source(store), size_score(store))
+    assert (store.folder(made.id) / "model.onnx").read_bytes() == b"01234"
+    assert [step.options["count"] for step in made.lineage] == [2, 3]
+    assert made.lineage[1].libraries["no-such-distribution"] == "absent"
+    assert len(made.facts["findings"]) == 2
+    assert RAN["shrink"] == 2
+
+    second = pipeline(store)
+    assert second.run(plan_of(text, exporter), source(store), size_score(store)) == made
+    assert [run.cached for run in second.runs] == [True, True]
+    assert RAN["shrink"] == 2
+
+    pipeline(store).run(plan_of(text.replace("3", "4"), exporter), source(store), size_score(store))
+    assert RAN["shrink"] == 3
+    pipeline(store).run(plan_of(text.replace("2", "1"), exporter), source(store), size_score(store))
+    assert RAN["shrink"] == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"data": house.dataset([], name="other")},
+        {"profile": house.profile(name="other")},
+        {
+            "dialect": Dialect(
+                name="x",
+                activation="int8",
+                weight="int8",
+                symmetric_activations=True,
+                per_channel=True,
+                quantize_bias=False,
+            )
+        },
+    ],
+)
+def test_the_key_covers_everything_that_can_change_a_result(store, exporter, change):
+    plan = plan_of("[[stage]]\nuse='shrink'", exporter)
+    pipeline(store).run(plan, source(store), size_score(store))
+    pipeline(store, **change).run(plan, source(store), size_score(store))
+    pipeline(store).run(plan, source(store, b"another model"), size_score(store))
+    assert RAN["shrink"] == 3
+
+
+def test_threads_and_listeners_are_not_part_of_the_key(store, exporter):
+    plan = plan_of("[[stage]]\nuse='shrink'", exporter)
+    heard = []
+    pipeline(store).run(plan, source(store), size_score(store))
+    pipeline(store, threads=2, listen=heard.append).run(plan, source(store), size_score(store))
+    assert RAN["shrink"] == 1
+    assert [type(event) for event in heard] == [events.StageStarted, events.StageDone]
+    assert heard[1].cached
+
+
+def test_a_pruned_artifact_is_made_again(store, exporter):
+    plan = plan_of("[[stage]]\nuse='shrink'", exporter)
+    made = pipeline(store).run(plan, source(store), size_score(store))
+    store.prune(max_bytes=0)
+    assert pipeline(store).run(plan, source(store), size_score(store)) == made
+    assert RAN["shrink"] == 2
+
+
+def test_scratch_is_there_after_a_failure_and_gone_after_success(store, exporter):
+    with pytest.raises(UnsupportedError):
+        pipeline(store).run(plan_of("[[stage]]\nuse='shrink'\nfail=true", exporter), source(store), size_score(store))
+    assert len(list((store.root / "scratch").glob("*/checkpoint"))) == 1
+    pipeline(store).run(plan_of("[[stage]]\nuse='shrink'", exporter), source(store), size_score(store))
+    assert len(list((store.root / "scratch").glob("*/checkpoint"))) == 1
+
+
+def test_rounds_stop_at_the_budget_and_keep_the_last_good_one(store, exporter):
+    plan = plan_of("[[repeat]]\nrounds=9\n[[repeat.stage]]\nuse='shrink'\ncount=3", exporter)
+    pipe = pipeline(store)
+    made = pipe.run(plan, source(store), size_score(store, within=lambda size: size >= 4))
+    assert (store.folder(made.id) / "model.onnx").read_bytes() == b"0123"
+    told = [run.facts for run in pipe.runs if run.name == "repeat"]
+    assert [row["kept"] for row in told] == [True, True, False]
+
+
+def test_a_round_that_makes_the_model_slower_is_undone(store, exporter):
+    plan = plan_of("[[repeat]]\nrounds=9\n[[repeat.stage]]\nuse='shrink'", exporter)
+    made = pipeline(store).run(plan, source(store), size_score(store, latency=lambda size: abs(size - 8) + 1.0))
+    assert len((store.folder(made.id) / "model.onnx").read_bytes()) == 8
+
+
+def test_rounds_end_when_nothing_changes(store, exporter):
+    plan = plan_of("[[repeat]]\nrounds=50\n[[repeat.stage]]\nuse='shrink'\ncount=5", exporter)
+    pipe = pipeline(store)
+    pipe.run(plan, source(store), size_score(store))
+    assert RAN["shrink"] == 3
+
+
+CHOICE = """
+[[choose]]
+[[choose.option]]
+name = "small"
+[[choose.option.stage]]
+use = "shrink"
+count = 5
+[[choose.option]]
+name = "large"
+[[choose.option.stage]]
+use = "shrink"
+count = 1
+[[choose.option]]
+name = "broken"
+[[choose.option.stage]]
+use = "shrink"
+fail = true
+"""
+
+
+def test_the_best_alternative_within_the_budget_is_kept(store, exporter):
+    pipe = pipeline(store)
+    made = pipe.run(plan_of(CHOICE, exporter), source(store), size_score(store, within=lambda size: size > 6))
+    assert len((store.folder(made.id) / "model.onnx").read_bytes()) == 9
+    told = pipe.runs[-1].facts
+    assert told["chosen"] == "large"
+    assert "cannot shrink" in told["refused"]["broken"]
+    made = pipeline(store).run(plan_of(CHOICE, exporter), source(store), size_score(store))
+    assert len((store.folder(made.id) / "model.onnx").read_bytes()) == 5
+
+
+def test_no_alternative_at_all_is_unsupported(store, exporter):
+    text = "[[choose]]\n[[choose.option]]\nname='b'\n[[choose.option.stage]]\nuse='shrink'\nfail=true"
+    with pytest.raises(UnsupportedError, match="no alternative"):
+        pipeline(store).run(plan_of(text, exporter), source(store), size_score(store))
+
+
+def test_partial_coverage_is_refused_unless_allowed_and_also_from_the_cache(store, exporter):
+    plan = plan_of("[[stage]]\nuse='shrink'\ncoverage=0.4", exporter)
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match=r"40% .*conv1"):
+            pipeline(store).run(plan, source(store), size_score(store))
+    pipeline(store, allow_partial=True).run(plan, source(store), size_score(store))
+    assert RAN["shrink"] == 1
+
+
+TWO_KINDS = """
+[[choose]]
+[[choose.option]]
+[[choose.option.stage]]
+use = "shrink"
+[[choose.option]]
+[[choose.option.stage]]
+use = "to-torch"
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "error", "words"),
+    [
+        ("[[stage]]\nuse='shrinc'", {}, UsageError, "shrink"),
+        ("[[stage]]\nuse='shrink'\ncuont=1", {}, UsageError, "count"),
+        ("[[stage]]\nuse='shrink'\ncount='one'", {}, UsageError, "count"),
+        ("[[stage]]\nuse='halve'", {"data": False}, UsageError, "--data"),
+        ("[[stage]]\nuse='halve'", {"profile": house.profile(precisions=("fp32",))}, UnsupportedError, "fp16"),
+        ("[[stage]]\nuse='to-torch'", {}, InputError, "exporters take 'onnx'"),
+        ("[[stage]]\nuse='to-torch'\n[[stage]]\nuse='shrink'", {}, InputError, "takes onnx"),
+        ("[[stage]]\nuse='shrink'", {"profile": house.profile(abstract=True)}, UsageError, "base"),
+        (
+            TWO_KINDS,
+            {},
+            InputError,
+            "different kinds",
+        ),
+    ],
+)
+def test_a_plan_that_cannot_work_is_refused_before_work(exporter, text, given, error, words):
+    with pytest.raises(error, match=words):
+        plan_of(text, exporter, **given)
+    assert not RAN
+
+
+def test_findings_add_up():
+    assert merge({"findings": [1], "a": 1}, {"findings": [2], "a": 2}) == {"findings": [1, 2], "a": 2}

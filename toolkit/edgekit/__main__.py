@@ -1,0 +1,16 @@
+"""`python -m edgekit` and the command `edgekit`."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line and exit with its status."""
+    from edgekit.cli import run_cli
+
+    sys.exit(run_cli(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Budgets, figures and the verdict over them."""
+
+from edgekit.budget.dominance import dominated
+from edgekit.budget.figures import Budget, Check, Figure, Provenance, Status, Verdict
+from edgekit.budget.judge import judge
+from edgekit.budget.words import merge, parse_budget, parse_size
+
+__all__ = [
+    "Budget",
+    "Check",
+    "Figure",
+    "Provenance",
+    "Status",
+    "Verdict",
+    "dominated",
+    "judge",
+    "merge",
+    "parse_budget",
+    "parse_size",
+]

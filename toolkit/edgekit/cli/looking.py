@@ -1,0 +1,61 @@
+"""`edgekit inspect` and `edgekit predict`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from edgekit.cli.options import json_option
+
+
+@click.command()
+@click.argument("model")
+@click.option("--profile", metavar="NAME", help="Also say what this device lacks for it.")
+@click.option("--plan", is_flag=True, help="Print what a build would do, per stage.")
+@click.option("--recipe", metavar="NAME|FILE", help="The recipe of --plan (default: the profile's).")
+@click.option("--data", metavar="DIR|FILE", help="The data of --plan.")
+@click.option("--weights", metavar="FILE", help="A safetensors file for a python: model.")
+@click.option("--shape", multiple=True, metavar="x=MIN/OPT/MAX", help="Fix or bound an input's shape: x=1x3x224x224.")
+@json_option
+def inspect(model: str, plan: bool, as_json: bool, **options: Any) -> int:
+    """Say what is in MODEL: inputs, operators, MACs, parameters, shapes, and what a device lacks for it."""
+    from edgekit.cli.printing import Teller, console_for_stdout, finding_line, print_json, rows_table
+    from edgekit.inspect import inspect as run_inspect
+
+    with Teller(quiet=True) as teller:
+        report = run_inspect(model, plan=plan, listen=teller.listen, **options)
+    if as_json:
+        print_json({"status": "pass", "exit": 0, "error": None, **report.to_dict()})
+        return 0
+    console = console_for_stdout()
+    for title, headings, rows in report.tables():
+        console.print(rows_table(title, headings, rows))
+    for finding in report.findings:
+        console.print(finding_line(finding))
+    return 0
+
+
+@click.command()
+@click.argument("model")
+@click.option("--profile", metavar="NAME", required=True, help="The device.")
+@click.option("--weights", metavar="FILE", help="A safetensors file for a python: model.")
+@click.option("--shape", multiple=True, metavar="x=MIN/OPT/MAX", help="Fix or bound an input's shape: x=1x3x224x224.")
+@json_option
+def predict(model: str, as_json: bool, **options: Any) -> int:
+    """Predict latency of MODEL as it is on a device, with an interval. Nothing is measured."""
+    from edgekit.cli.printing import console_for_stdout, print_json, rows_table, shown
+    from edgekit.predict import predict as run_predict
+
+    figures = run_predict(model, **options)
+    if as_json:
+        print_json({"status": "pass", "exit": 0, "error": None, "figures": figures})
+        return 0
+    rows = [
+        (f.name, shown(f.value, f.unit), f"{shown(f.low, f.unit)} .. {shown(f.high, f.unit)}", f.on) for f in figures
+    ]
+    console_for_stdout().print(rows_table("predicted", ("figure", "value", "90 % interval", "by"), rows))
+    return 0
+
+
+COMMANDS = (inspect, predict)

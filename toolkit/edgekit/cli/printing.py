@@ -1,0 +1,174 @@
+"""Results as tables, and progress on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from edgekit import events
+from edgekit.budget import Check
+from edgekit.result import Result
+
+STATUS_STYLE = {"pass": "green", "fail": "bold red", "unproven": "yellow", "error": "bold red"}
+SEVERITY_STYLE = {"error": "bold red", "warning": "yellow", "note": "dim"}
+
+
+class Teller:
+    """Shows events as progress on stderr; a machine that reads stdout sees nothing of it."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._console = Console(stderr=True, quiet=quiet)
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+            disable=quiet or not self._console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def listen(self, event: events.Event) -> None:
+        """Show one event."""
+        if isinstance(event, events.StageDone):
+            how = "cached" if event.cached else f"{event.seconds:.1f} s"
+            self._console.print(Text(f"{event.name:16} {how}", style="dim"))
+            self._drop_tasks()
+        elif isinstance(event, events.Found):
+            self._console.print(finding_line(event.finding))
+        elif isinstance(event, events.Progress):
+            if event.label not in self._tasks:
+                self._tasks[event.label] = self._bar.add_task(event.label, total=event.total or None)
+            self._bar.update(self._tasks[event.label], completed=event.done)
+
+    def _drop_tasks(self) -> None:
+        for task in self._tasks.values():
+            self._bar.remove_task(task)
+        self._tasks.clear()
+
+
+def print_result(result: Result, *, as_json: bool, quiet: bool = False) -> None:
+    """Print a result: the JSON object alone, or findings, the verdict table and the package's path."""
+    if as_json:
+        sys.stdout.write(result.to_json().decode() + "\n")
+        return
+    console = console_for_stdout()
+    if not quiet:
+        for finding in result.findings:
+            console.print(finding_line(finding))
+        if result.coverage:
+            console.print(coverage_line(result.coverage))
+    if result.checks:
+        console.print(verdict_table(result.checks))
+    style = STATUS_STYLE[result.status]
+    console.print(Text.assemble("verdict: ", (result.status, style)))
+    if result.error:
+        console.print(Text(f"reason: {result.error.text}"))
+        if result.error.remedy:
+            console.print(Text(f"next: {result.error.remedy}"))
+    if result.package:
+        console.print(Text(f"package: {result.package}"), soft_wrap=True)
+
+
+def console_for_stdout() -> Console:
+    """Return a console that neither wraps nor colors what a file or pipe gets."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
+
+
+def verdict_table(checks: Sequence[Check]) -> Table:
+    """Return the table of checks: value, 95 % interval, budget, status and how the value was obtained."""
+    table = Table(title="verdict", title_justify="left")
+    for heading, justify in (("check", "left"), ("value", "right"), ("95 % bounds", "right"), ("budget", "right")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]  # rich's Literal
+    table.add_column("status")
+    table.add_column("obtained")
+    for check in checks:
+        interval = (
+            ""
+            if check.low is None or check.high is None
+            else f"{shown(check.low, check.unit)} .. {shown(check.high, check.unit)}"
+        )
+        obtained = f"{check.provenance} on {check.on}" + (f", n = {check.n}" if check.n else "")
+        table.add_row(
+            check.name,
+            shown(check.value, check.unit),
+            interval,
+            shown(check.budget, check.unit) if check.budget is not None else "",
+            Text(check.status if check.budget is not None else "", style=STATUS_STYLE[check.status]),
+            Text(obtained + (f"; {check.reason}" if check.reason and check.status != "pass" else "")),
+        )
+    return table
+
+
+def shown(value: float | None, unit: str) -> str:
+    """Format a value with its unit for people."""
+    if value is None:
+        return "-"
+    if unit == "B":
+        for scale, word in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+            if value >= scale:
+                return f"{value / scale:.2f} {word}"
+        return f"{value:.0f} B"
+    if unit == "1":
+        return f"{value:.2%}"
+    return f"{value:.3g} {unit}".strip()
+
+
+def finding_line(finding: events.Finding) -> Text:
+    """Return one finding as a line."""
+    place = f"{finding.node}: " if finding.node else ""
+    remedy = f" {finding.remedy}" if finding.remedy else ""
+    style = SEVERITY_STYLE[finding.severity]
+    return Text.assemble((finding.severity, style), f" [{finding.rule}] {place}{finding.text}{remedy}")
+
+
+def coverage_line(coverage: dict[str, Any]) -> Text:
+    """Return which share got the asked precision."""
+    parts = [f"coverage: {coverage.get('weights', 0):.1%} of the weights"]
+    if "macs" in coverage:
+        parts.append(f"{coverage['macs']:.1%} of the MACs")
+    left = coverage.get("left_float", [])
+    tail = f"; left float: {', '.join(left[:8])}{' ...' if len(left) > 8 else ''}" if left else ""  # noqa: PLR2004
+    return Text(" and ".join(parts) + f" at {coverage.get('precision', '?')}{tail}")
+
+
+def rows_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """Return a plain table."""
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    return table
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value on stdout."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")

@@ -1,0 +1,121 @@
+"""Jobs of the device runner: how they are written into packages, and how one is run on this machine.
+
+It is always edgekit's own runner that is started, never the one in a package: checking a package runs none of its
+code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from edgekit.errors import EdgekitError, IntegrityError, TargetError
+from edgekit.npz import encode_arrays, read_arrays
+from edgekit.target import Feed
+
+DEVICE = Path(__file__).with_name("device")
+"""The folder of the runner and the files beside it."""
+
+RUNNER = "runner.py"
+SCHEMA = 1
+_RESULT = "result.json"
+_MAX_RESULT = 64 << 20
+_LOG_TAIL = 2000
+
+
+def runner_files() -> list[Path]:
+    """Return what a device needs to run jobs: `runner.py` and the files beside it."""
+    if not (DEVICE / RUNNER).is_file():
+        raise EdgekitError("the device runner is not installed", where=str(DEVICE / RUNNER))
+    return sorted(path for path in DEVICE.glob("*.py") if path.name != "__init__.py")
+
+
+def encode_feeds(feeds: Iterable[Feed]) -> bytes:
+    """Return feeds (or outputs) as the runner reads them: a `.npz` in which `3:x` is tensor `x` of feed 3."""
+    return encode_arrays({f"{i}:{name}": array for i, feed in enumerate(feeds) for name, array in feed.items()})
+
+
+def read_feeds(path: Path) -> list[Feed]:
+    """Read a file as `encode_feeds` gives it; InputError when it is none."""
+    feeds: dict[int, Feed] = {}
+    for key, array in read_arrays(path).items():
+        index, _, name = key.partition(":")
+        feeds.setdefault(int(index), {})[name] = array
+    return [feeds[index] for index in sorted(feeds)]
+
+
+def run_job(command: str, job: dict[str, Any], folder: Path, *, timeout: float) -> dict[str, Any]:
+    """Run a job on this machine in a child process and return its result.
+
+    Args:
+        command: `infer` or `golden`.
+        job: the job without `schema` and `result`; its paths are relative to `folder`.
+        folder: gets the job and the result, and is the child's working folder.
+        timeout: seconds.
+
+    Raises:
+        TargetError: the runtime is missing here, or there is not enough memory or time.
+        IntegrityError: the model cannot be loaded or run.
+    """
+    job_file, result_file = folder / "job.json", folder / _RESULT
+    job_file.write_text(json.dumps({**job, "schema": SCHEMA, "result": _RESULT}), encoding="utf-8")
+    log = folder / "log.txt"
+    with log.open("wb") as errors:
+        argv = [sys.executable, str(DEVICE / RUNNER), command, str(job_file)]
+        try:
+            done = subprocess.run(
+                argv,
+                cwd=folder,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=errors,
+                stderr=errors,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            remedy = "Run it on a faster machine, or check the package without its golden outputs."
+            raise TargetError(f"the model did not finish in {timeout:.0f} s", where="local", remedy=remedy) from None
+    return _result(done.returncode, result_file, log)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a child: modules are never looked for in its working folder."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    if entries := [
+        str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry
+    ]:
+        environment["PYTHONPATH"] = os.pathsep.join(entries)
+    return environment
+
+
+def _result(status: int, result_file: Path, log: Path) -> dict[str, Any]:
+    """Return the result of a child that ended, or raise what it tells."""
+    try:
+        with result_file.open("rb") as file:
+            result = json.loads(file.read(_MAX_RESULT))
+    except (OSError, ValueError):
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        text = f"the runner ended with {how} and no result: {_tail(log)}"
+        remedy = "If this machine has enough memory, the runtime cannot run this model."
+        raise IntegrityError(text, where="local", remedy=remedy) from None
+    if "error" not in result:
+        found: dict[str, Any] = result
+        return found
+    kind, text, remedy = (str(result["error"].get(key, "")) for key in ("kind", "text", "remedy"))
+    if kind in {"missing", "memory"}:
+        raise TargetError(text, where="local", remedy=remedy or "Close other programs, or use a bigger machine.")
+    remedy = remedy or "The packaged model does not run here: compare the runtime's version with the package's."
+    raise IntegrityError(text, where="local", remedy=remedy)
+
+
+def _tail(log: Path) -> str:
+    """Return the end of the child's log as one line."""
+    lines = log.read_bytes()[-_LOG_TAIL:].decode("utf-8", "replace").strip().splitlines()
+    return " | ".join(lines[-3:]) or "it said nothing"

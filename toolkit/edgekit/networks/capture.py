@@ -1,0 +1,153 @@
+"""Export every graph of a `torch` artifact and compare it with the module. Runs in a child process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgekit import events
+from edgekit.errors import InputError, UnsupportedError, UsageError
+from edgekit.networks import graph
+from edgekit.networks.child import Tell
+from edgekit.networks.components import components
+from edgekit.networks.export import export, paths_for
+from edgekit.networks.network import BATCH, Network
+from edgekit.networks.parity import Reference, compare, references
+from edgekit.networks.rebuild import rebuild
+
+_SHAPES = "Give sizes with `shapes`, or export it yourself and give the .onnx file."
+
+
+def capture(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    """Export an artifact of kind `torch` to ONNX.
+
+    Args:
+        arguments: `folder`, `out`, `opset`, `dynamic`, `shapes`, `dtypes`, `tolerance`, `threads`.
+        tell: gets progress and findings.
+
+    Returns:
+        Facts: `graphs`, `opset`, `capture` (graph -> exporter and parity), `findings`, and `task` when it is known.
+
+    Raises:
+        InputError: the model fails, or the graph does not compute what it does. UnsupportedError: no exporter can.
+        UsageError: fixed shapes are asked and a size is missing.
+    """
+    import torch
+
+    torch.set_num_threads(int(arguments["threads"]))
+    network = rebuild(Path(arguments["folder"]), shapes=arguments["shapes"], dtypes=arguments["dtypes"])
+    out = Path(arguments["out"])
+    findings = list(network.findings)
+    facts: dict[str, Any] = {"graphs": {}, "opset": {}, "capture": {}}
+    parts = components(network)
+    for done, (name, make) in enumerate(parts.items()):
+        tell(events.Progress(label=f"export {name}", done=done, total=len(parts)))
+        made = _export(make, out / name, arguments, findings)
+        facts["graphs"][name] = {
+            side: [msgspec.to_builtins(spec) for spec in found] for side, found in made.specs.items()
+        }
+        facts["opset"][name] = made.opset
+        facts["capture"][name] = {"path": made.path, "parity": made.parity, "checked": made.checked}
+    for finding in findings:
+        tell(events.Found(finding=finding))
+    facts["findings"] = [msgspec.to_builtins(finding) for finding in findings]
+    return {**facts, "task": network.task} if network.task else facts
+
+
+class _Made(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    opset: int
+    parity: dict[str, float]
+    checked: list[dict[str, int]]
+    specs: dict[str, Any]
+
+
+def _export(
+    make: Callable[[], Network], path: Path, arguments: dict[str, Any], findings: list[events.Finding]
+) -> _Made:
+    """Try the exporters with as many dynamic axes as the model allows; the first graph that is right is kept."""
+    network = make()
+    reasons: list[str] = []
+    wrong: InputError | None = None
+    for labels in _axis_sets(network, arguments):
+        part = network.fixed(labels)
+        try:
+            given = references(part)
+        except InputError as error:
+            wrong = error
+            reasons.append(error.text)
+            continue
+        for exporter in paths_for(part, arguments["opset"]):
+            try:
+                made = _attempt(part, exporter, path, arguments, given)
+            except InputError as error:
+                wrong = error
+                reasons.append(f"{exporter}: {error.text} ({error.where})")
+            except Exception as error:  # noqa: BLE001 - whatever an exporter raises, the next one may do
+                reasons.append(f"{exporter}: {graph.plain_reason(error)}")
+            else:
+                findings += _found(path.name, made, network.labels() - labels, reasons)
+                return made
+    if wrong is not None and len(reasons) == 1:
+        raise wrong
+    text = "; ".join(dict.fromkeys(reasons))
+    if wrong is not None:
+        raise InputError(f"no export computes what the model does: {text}", where=wrong.where, remedy=_SHAPES)
+    raise UnsupportedError(f"it cannot be exported: {text}", where=type(network.module).__name__, remedy=_SHAPES)
+
+
+def _axis_sets(network: Network, arguments: dict[str, Any]) -> list[set[str]]:
+    """Return which axes to keep dynamic, in the order to try: all, then all but the batch."""
+    labels = network.labels()
+    if network.program is not None:
+        return [labels]
+    if arguments["dynamic"]:
+        return [labels, labels - {BATCH}] if BATCH in labels else [labels]
+    for name, table in network.axes.items():
+        for axis, label in table.items():
+            if label != BATCH and name not in arguments["shapes"]:
+                raise UsageError(
+                    f"a fixed graph needs the size of axis {axis} ({label})",
+                    where=name,
+                    remedy=f"Give it, e.g. shapes = {{ {name} = {[1, *[128] * (len(network.examples[name].shape) - 1)]} }}.",
+                )
+    return [set()]
+
+
+def _attempt(network: Network, exporter: str, path: Path, arguments: dict[str, Any], given: list[Reference]) -> _Made:
+    opset = 17 if exporter == "torchscript" else int(arguments["opset"])
+    for left in path.parent.glob(f"{path.name}*"):
+        left.unlink()
+    model = export(network, exporter, opset, list(given[0].outputs))
+    graph.finish(model, network, given, opset)
+    graph.save(model, path)
+    parity = compare(path, given, float(arguments["tolerance"]))
+    sizes = [dict(reference.sizes) for reference in given]
+    return _Made(path=exporter, opset=opset, parity=parity, checked=sizes, specs=graph.specs(model))
+
+
+def _found(name: str, made: _Made, fixed: set[str], reasons: list[str]) -> list[events.Finding]:
+    found: list[events.Finding] = []
+    if reasons:
+        found.append(
+            events.Finding(
+                severity="note",
+                node=name,
+                rule="capture-path",
+                text=f"exported by {made.path}, opset {made.opset}, after: {'; '.join(dict.fromkeys(reasons))}",
+            )
+        )
+    if BATCH in fixed and made.specs["inputs"]:
+        found.append(
+            events.Finding(
+                severity="warning",
+                node=name,
+                rule="batch-fixed",
+                text="the model does not work with any batch size: the graph takes one sample at a time",
+                remedy="Remove code that depends on the batch size if larger batches are wanted.",
+            )
+        )
+    return found

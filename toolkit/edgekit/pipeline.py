@@ -1,0 +1,255 @@
+"""Run a plan: each stage through the content-addressed cache, rounds and alternatives by a judge of scores."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from edgekit import events
+from edgekit.artifact import Artifact, Step, digest
+from edgekit.data import Dataset
+from edgekit.dialect import Dialect
+from edgekit.errors import EdgekitError, UnsupportedError
+from edgekit.exporter import Exporter
+from edgekit.plan import Alternatives, Plan, PlanEntry, Rounds
+from edgekit.profile import Profile
+from edgekit.score import Score
+from edgekit.stage import Context, Inputs, Stage, options_of
+from edgekit.store import Store
+
+LEAST_COVERAGE = 0.9
+"""Share of the weights that must get the asked precision, unless partial coverage is allowed."""
+
+
+class StageRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage as it ran: what `--json` lists under `stages`."""
+
+    name: str
+    seconds: float
+    cached: bool
+    facts: dict[str, Any]
+
+
+Scorer = Callable[[Artifact], Score]
+
+
+@dataclass(kw_only=True)
+class Pipeline:
+    """Everything that surrounds the stages of one build, and what ran so far."""
+
+    store: Store
+    profile: Profile
+    dialect: Dialect
+    data: Dataset | None = None
+    teacher: Artifact | None = None
+    listen: events.Listener = events.ignore
+    seed: int = 0
+    threads: int = 1
+    allow_partial: bool = False
+    runs: list[StageRun] = field(default_factory=list)
+
+    def capture(self, plan: Plan, source: Artifact) -> Artifact:
+        """Turn the user's model into the float graph that everything is compared with."""
+        for stage in plan.capture:
+            source = self.run_stage(stage, source)
+        return source
+
+    def run(self, plan: Plan, reference: Artifact, score: Scorer) -> Artifact:
+        """Turn the float reference into the candidate."""
+        candidate = reference
+        for entry in plan.entries:
+            candidate = self._run_entry(entry, candidate, score)
+        return candidate
+
+    def compile(self, exporter: Exporter, artifact: Artifact) -> Artifact:
+        """Compile a candidate for the profile's runtime, or take it from the cache; gives an artifact of kind `bundle`."""
+        key = digest(
+            {
+                "compile": exporter.name,
+                "revision": exporter.revision,
+                "artifact": artifact.id,
+                "profile": self.profile,
+                "libraries": _versions(exporter.libraries),
+            }
+        )
+        started = time.monotonic()
+        self.listen(events.StageStarted(name="compile"))
+        made, cached = self._cached(key), True
+        if made is None:
+            with self.store.staging() as out:
+                facts = exporter.compile(artifact, self.store.folder(artifact.id), self.profile, out)
+                made, cached = self.store.publish(out, "bundle", facts, artifact.lineage), False
+            self.store.remember(key, {"artifact": made.id})
+        seconds = time.monotonic() - started
+        self.runs.append(StageRun(name="compile", seconds=round(seconds, 3), cached=cached, facts=made.facts))
+        self.listen(events.StageDone(name="compile", seconds=seconds, cached=cached))
+        return made
+
+    def run_stage(self, stage: Stage, artifact: Artifact) -> Artifact:
+        """Run one stage, or take its result from the cache.
+
+        Raises:
+            EdgekitError: what the stage raised; UnsupportedError when too little got the asked precision.
+        """
+        started = time.monotonic()
+        self.listen(events.StageStarted(name=stage.name))
+        key = self._key(stage, artifact)
+        made, cached = self._cached(key), True
+        if made is None:
+            with self.store.lock(key):
+                made = self._cached(key)
+                if made is None:
+                    made, cached = self._execute(stage, artifact, key), False
+        seconds = time.monotonic() - started
+        facts = made.lineage[-1].facts
+        self.runs.append(StageRun(name=stage.name, seconds=round(seconds, 3), cached=cached, facts=facts))
+        self.listen(events.StageDone(name=stage.name, seconds=seconds, cached=cached))
+        self._check_coverage(stage, facts)
+        return made
+
+    def _run_entry(self, entry: PlanEntry, artifact: Artifact, score: Scorer) -> Artifact:
+        if isinstance(entry, Rounds):
+            return self._run_rounds(entry, artifact, score)
+        if isinstance(entry, Alternatives):
+            return self._run_alternatives(entry, artifact, score)
+        return self.run_stage(entry, artifact)
+
+    def _run_rounds(self, rounds: Rounds, artifact: Artifact, score: Scorer) -> Artifact:
+        """Repeat the body until a budget is missed, the model gets slower or nothing changes; keep the last good round."""
+        kept, kept_score = artifact, score(artifact)
+        for number in range(1, rounds.rounds + 1):
+            tried = kept
+            for stage in rounds.body:
+                tried = self.run_stage(stage, tried)
+            if tried.files == kept.files:
+                self._told("repeat", {"round": number, "kept": True, "why": "nothing changed: the rounds end"})
+                return tried
+            tried_score = score(tried)
+            good = tried_score.within and not _worse(tried_score, kept_score)
+            self._told("repeat", {"round": number, "kept": good, **_as_facts(tried_score)})
+            if not good:
+                break
+            kept, kept_score = tried, tried_score
+        return kept
+
+    def _run_alternatives(self, entry: Alternatives, artifact: Artifact, score: Scorer) -> Artifact:
+        tried: list[tuple[str, Artifact, Score]] = []
+        refused: dict[str, str] = {}
+        for name, body in entry.options:
+            made = artifact
+            try:
+                for stage in body:
+                    made = self.run_stage(stage, made)
+            except EdgekitError as error:
+                refused[name] = str(error)
+                continue
+            tried.append((name, made, score(made)))
+        if not tried:
+            raise UnsupportedError(
+                "no alternative of the recipe could be built: " + "; ".join(f"{k}: {v}" for k, v in refused.items()),
+                where=f"recipe, choose from {', '.join(refused)}",
+                remedy="Choose a recipe that fits the model and the profile.",
+            )
+        name, best, _ = min(tried, key=lambda row: row[2].key())
+        scores = {row[0]: _as_facts(row[2]) for row in tried}
+        self._told("choose", {"chosen": name, "scores": scores, "refused": refused})
+        return best
+
+    def _execute(self, stage: Stage, artifact: Artifact, key: str) -> Artifact:
+        inputs = Inputs(
+            artifact=artifact,
+            folder=self.store.folder(artifact.id),
+            profile=self.profile,
+            data=self.data,
+            dialect=self.dialect,
+            teacher=(self.teacher, self.store.folder(self.teacher.id)) if self.teacher else None,
+        )
+        scratch = self.store.scratch(key)
+        context = Context(scratch=scratch, listen=self.listen, seed=self.seed, threads=self.threads)
+        with self.store.staging() as out:
+            facts = stage.run(inputs, out, context)
+            step = Step(
+                stage=stage.name,
+                revision=stage.revision,
+                options=options_of(stage),
+                inputs=self._input_ids(artifact),
+                libraries=_versions(stage.libraries),
+                facts={k: v for k, v in facts.items() if k != "graphs"},
+            )
+            made = self.store.publish(out, stage.makes, merge(artifact.facts, facts), (*artifact.lineage, step))
+        self.store.remember(key, {"artifact": made.id})
+        self.store.forget_scratch(key)
+        return made
+
+    def _cached(self, key: str) -> Artifact | None:
+        record = self.store.record(key)
+        return self.store.load(str(record["artifact"])) if record else None
+
+    def _key(self, stage: Stage, artifact: Artifact) -> str:
+        return digest(
+            {
+                "stage": stage.name,
+                "revision": stage.revision,
+                "options": options_of(stage),
+                "inputs": self._input_ids(artifact),
+                "libraries": _versions(stage.libraries),
+                "profile": self.profile,
+                "dialect": repr(self.dialect),
+                "seed": self.seed,
+            }
+        )
+
+    def _input_ids(self, artifact: Artifact) -> dict[str, str]:
+        ids = {"artifact": artifact.id}
+        if self.data is not None:
+            ids["data"] = self.data.id
+        if self.teacher is not None:
+            ids["teacher"] = self.teacher.id
+        return ids
+
+    def _check_coverage(self, stage: Stage, facts: dict[str, Any]) -> None:
+        coverage = facts.get("coverage")
+        if not coverage or self.allow_partial or coverage["weights"] >= LEAST_COVERAGE:
+            return
+        left = ", ".join(coverage.get("left_float", [])[:5])
+        raise UnsupportedError(
+            f"only {coverage['weights']:.0%} of the weights got {coverage['precision']}; left float: {left}",
+            where=f"stage {stage.name}",
+            remedy="Accept it with --allow-partial, or choose another recipe.",
+        )
+
+    def _told(self, name: str, facts: dict[str, Any]) -> None:
+        self.runs.append(StageRun(name=name, seconds=0.0, cached=False, facts=facts))
+
+
+def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Lay the facts of a stage over those of its input; findings add up."""
+    merged = {**old, **new}
+    findings = [*old.get("findings", []), *new.get("findings", [])]
+    if findings:
+        merged["findings"] = findings
+    return merged
+
+
+def _worse(new: Score, old: Score) -> bool:
+    """Say whether a round lost latency: a round that makes the model slower is undone."""
+    return new.latency_ms is not None and old.latency_ms is not None and new.latency_ms > old.latency_ms
+
+
+def _as_facts(score: Score) -> dict[str, Any]:
+    return {"within": score.within, "latency_ms": score.latency_ms, "size": score.size, "drop": score.drop}
+
+
+def _versions(distributions: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for name in distributions:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "absent"
+    return found

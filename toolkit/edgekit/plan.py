@@ -1,0 +1,184 @@
+"""Profile + recipe -> a checked chain of stages, before anything heavy is imported."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from edgekit.errors import InputError, UnsupportedError, UsageError, did_you_mean
+from edgekit.exporter import Exporter
+from edgekit.profile import Profile
+from edgekit.recipe import Choose, Entry, Recipe, Repeat, StageEntry
+from edgekit.stage import Stage, stage_class
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """A body that runs up to `rounds` times; the last round that keeps the budget is kept."""
+
+    rounds: int
+    body: tuple[Stage, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alternatives:
+    """Named bodies, of which the best within the budget is kept."""
+
+    options: tuple[tuple[str, tuple[Stage, ...]], ...]
+
+
+PlanEntry = Stage | Rounds | Alternatives
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a build will do: `capture` gives the float reference, `entries` turn it into the candidate."""
+
+    profile: Profile
+    recipe: Recipe
+    capture: tuple[Stage, ...]
+    entries: tuple[PlanEntry, ...]
+
+    def lines(self) -> list[str]:
+        """Return one line per stage, for people."""
+        return [_line(stage) for stage in self.capture] + [
+            line for entry in self.entries for line in _entry_lines(entry)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What the user gave, as far as the plan depends on it."""
+
+    kind: str
+    data: bool
+    teacher: bool
+    shapes: tuple[str, ...] = ()
+
+
+def make_plan(recipe: Recipe, profile: Profile, exporter: Exporter, given: Given) -> Plan:
+    """Check a recipe against a profile and what is given, and build its stages.
+
+    Raises:
+        UsageError: an unknown stage or option, missing data or teacher.
+        UnsupportedError: a precision that the device does not have.
+        InputError: a stage that cannot take what the one before it makes.
+    """
+    if profile.abstract:
+        raise UsageError(f"'{profile.name}' is a base for other profiles", remedy="Choose one: edgekit profiles list")
+    prepared = [make_stage(spec.name, spec.options, f"exporter {exporter.name}") for spec in exporter.prepare(profile)]
+    entries: list[PlanEntry] = [*prepared, *(_build_entry(entry, i) for i, entry in enumerate(recipe.entries, 1))]
+    capture = capture_stages(given.kind, given.shapes)
+    plan = Plan(profile=profile, recipe=recipe, capture=capture, entries=tuple(entries))
+    _check(plan, given)
+    return plan
+
+
+def capture_stages(kind: str, shapes: tuple[str, ...]) -> tuple[Stage, ...]:
+    """Return the stages that turn Artifact#0 into the float graph: none for an ONNX model whose shapes stay."""
+    stages = [make_stage("capture", {}, "the model")] if kind != "onnx" else []
+    if shapes:
+        stages.append(make_stage("freeze-shapes", {"shapes": list(shapes)}, "--shape"))
+    return tuple(stages)
+
+
+def make_stage(name: str, options: dict[str, Any], where: str) -> Stage:
+    """Build one stage from its name and options, every option checked by name and type."""
+    cls = stage_class(name)
+    known = [field.name for field in dataclasses.fields(cls)]
+    for key in options:
+        if key not in known:
+            raise UsageError(f"stage '{name}' has no option '{key}'", where=where, remedy=did_you_mean(key, known))
+    try:
+        stage: Stage = msgspec.convert(options, type=cls)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"stage '{name}': {error}", where=where, remedy=f"Options: {', '.join(known)}.") from None
+    return stage
+
+
+def stages_of(entry: PlanEntry) -> list[tuple[Stage, ...]]:
+    """Return the bodies of an entry: one for a stage or rounds, one per alternative."""
+    if isinstance(entry, Rounds):
+        return [entry.body]
+    if isinstance(entry, Alternatives):
+        return [body for _, body in entry.options]
+    return [(entry,)]
+
+
+def _build_entry(entry: Entry, number: int) -> PlanEntry:
+    def body(entries: tuple[StageEntry, ...]) -> tuple[Stage, ...]:
+        return tuple(make_stage(e.use, e.options, f"recipe entry {number}") for e in entries)
+
+    if isinstance(entry, Repeat):
+        return Rounds(rounds=entry.rounds, body=body(entry.body))
+    if isinstance(entry, Choose):
+        return Alternatives(options=tuple((option.name, body(option.body)) for option in entry.options))
+    return body((entry,))[0]
+
+
+def _check(plan: Plan, given: Given) -> None:
+    kind = given.kind
+    for stage in plan.capture:
+        kind = _check_stage(stage, kind, plan.profile, given)
+    for entry in plan.entries:
+        ends = set()
+        for body in stages_of(entry):
+            end = kind
+            for stage in body:
+                end = _check_stage(stage, end, plan.profile, given)
+            ends.add(end)
+        if len(ends) != 1:
+            raise InputError(
+                f"alternatives end in different kinds: {', '.join(sorted(ends))}",
+                where=f"recipe {plan.recipe.name}",
+                remedy="Let every alternative make the same kind.",
+            )
+        kind = ends.pop()
+    if kind != "onnx":
+        raise InputError(
+            f"the recipe ends with a '{kind}' artifact, exporters take 'onnx'",
+            where=f"recipe {plan.recipe.name}",
+            remedy="End the recipe with a stage that makes an ONNX graph.",
+        )
+
+
+def _check_stage(stage: Stage, kind: str, profile: Profile, given: Given) -> str:
+    if kind not in stage.takes:
+        raise InputError(
+            f"takes {', '.join(sorted(stage.takes))}, but gets '{kind}'",
+            where=f"stage {stage.name}",
+            remedy="Reorder the recipe, or give a model of the other kind.",
+        )
+    missing = [need for need in ("data", "teacher") if need in stage.needs and not getattr(given, need)]
+    if missing:
+        raise UsageError(
+            f"stage '{stage.name}' needs {missing[0]}", where=stage.name, remedy=f"Add --{missing[0]} to the command."
+        )
+    precision = getattr(stage, "precision", None)
+    if precision is not None and precision not in profile.precisions:
+        raise UnsupportedError(
+            f"{profile.name} does not run {precision}",
+            where=f"stage {stage.name}",
+            remedy=f"It runs {', '.join(profile.precisions)}: choose another recipe.",
+        )
+    return stage.makes
+
+
+def _line(stage: Stage) -> str:
+    options = dataclasses.asdict(stage)  # type: ignore[call-overload]  # every stage is a dataclass: see Stage
+    shown = ", ".join(f"{key}={value}" for key, value in options.items() if value not in (None, (), [], {}))
+    return f"{stage.name}({shown})"
+
+
+def _entry_lines(entry: PlanEntry) -> list[str]:
+    if isinstance(entry, Rounds):
+        return [f"up to {entry.rounds} rounds of:"] + [f"  {_line(stage)}" for stage in entry.body]
+    if isinstance(entry, Alternatives):
+        lines = ["the best within the budget of:"]
+        for name, body in entry.options:
+            lines += [f"  {name}: " + ", ".join(_line(stage) for stage in body)]
+        return lines
+    return [_line(entry)]
