@@ -158,9 +158,7 @@ def test_exit_status_comes_back_and_255_is_never_the_commands(machine, code, sta
 
 
 def test_output_is_cut_at_the_end_that_matters(machine):
-    script = (
-        "head -c 300000 /dev/zero | tr '\\0' x; echo END; head -c 200000 /dev/zero | tr '\\0' y >&2; echo ERR >&2"
-    )
+    script = "head -c 300000 /dev/zero | tr '\\0' x; echo END; head -c 200000 /dev/zero | tr '\\0' y >&2; echo ERR >&2"
     done = machine.run(["sh", "-c", script], timeout=20)
     assert (len(done.stdout), len(done.stderr)) == (LIMIT, LIMIT)
     assert done.stdout.endswith("xEND\n")

@@ -7,7 +7,6 @@ import json
 import secrets
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +19,7 @@ from edgekit.events import Finding
 from edgekit.jobs import RUNNER, SCHEMA, encode_feeds, runner_files
 from edgekit.npz import check_arrays
 from edgekit.profile import Profile
-from edgekit.target import Bundle, Feed
+from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
 from edgekit.targets import machines
 from edgekit.targets.figures import latency_figures, memory_figure
 from edgekit.transport import Transport
@@ -31,21 +30,6 @@ CHUNK_FEEDS = 1024
 """Feeds that are sent at a time at most: outputs may be bigger than inputs."""
 PROBE_SECONDS, RUN_SECONDS, MEASURE_SECONDS = 300, 7200, 1800
 """How long a probe, a chunk (an engine may have to be built first) and the runs of a measurement may take."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GoldenResult:
-    """What became of the golden outputs on the target.
-
-    Attributes:
-        matches: whether all are within the tolerance.
-        outputs: output name -> `matches`, `error` (largest difference, or None), `text`.
-        count: feeds that were compared.
-    """
-
-    matches: bool
-    outputs: dict[str, dict[str, Any]]
-    count: int
 
 
 class CompositeTarget:
@@ -155,8 +139,7 @@ class CompositeTarget:
         inputs: Path,
         outputs: Path,
         *,
-        absolute: float,
-        relative: float,
+        tolerance: Tolerance,
         layout: str = "feeds",
     ) -> GoldenResult:
         """Compare the outputs of golden inputs with the golden outputs, on the machine.
@@ -165,8 +148,7 @@ class CompositeTarget:
             bundle: the model.
             inputs: a `.npz` file of feeds.
             outputs: a `.npz` file of their outputs, of the same layout.
-            absolute: |found - expected| <= absolute + relative * |expected| for floating point; else equal.
-            relative: see `absolute`.
+            tolerance: how far floating point outputs may be off; others must be equal.
             layout: `feeds` (key `3:x`, as `edgekit.jobs.encode_feeds` writes) or `plain` (key `x`, one feed).
 
         Raises: as `run`.
@@ -177,7 +159,7 @@ class CompositeTarget:
         job = {
             "inputs": ["golden-inputs.npz"],
             "expected": ["golden-outputs.npz"],
-            "tolerance": {"absolute": absolute, "relative": relative},
+            "tolerance": {"absolute": tolerance.absolute, "relative": tolerance.relative},
             "layout": layout,
         }
         with tempfile.TemporaryDirectory(prefix="edgekit-") as scratch:
