@@ -156,8 +156,7 @@ def _check_golden(extracted: Extracted, machine: Target) -> list[Finding]:
     inputs, outputs = extracted.golden
     if outputs is None:
         return []
-    allowed = extracted.variant.golden.tolerance
-    result = machine.golden(extracted.compiled(), inputs, outputs, absolute=allowed.absolute, relative=allowed.relative)
+    result = machine.golden(extracted.compiled(), inputs, outputs, tolerance=extracted.variant.golden.tolerance)
     return [
         Finding(
             severity="error",
