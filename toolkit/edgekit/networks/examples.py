@@ -48,11 +48,9 @@ class _Source:
     parameters: tuple[str, ...]
 
     def get(self, *names: str) -> Any:
-        """Return the first of these settings that the configuration, or its text or vision part, has."""
-        parts = [
-            self.config,
-            *(getattr(self.config, part, None) for part in ("text_config", "vision_config")),
-        ]
+        """Return the first of these settings that the configuration, or one of its parts, has."""
+        inner = ("text_config", "vision_config", "audio_config", "encoder", "decoder")
+        parts = [self.config, *(getattr(self.config, part, None) for part in inner)]
         for name in names:
             for part in parts:
                 found = getattr(part, name, None)
@@ -112,9 +110,7 @@ def _given(
     for name in shapes:
         if name not in parameters:
             known = [parameter for parameter in parameters if parameter != "kwargs"]
-            raise InputError(
-                "no input of the model has this name", where=name, remedy=did_you_mean(name, known)
-            )
+            raise InputError("no input of the model has this name", where=name, remedy=did_you_mean(name, known))
     usual = {name: "int64" for name in shapes if name.endswith(("_ids", "_mask", "bbox"))}
     return from_shapes(shapes, {**usual, **dtypes})
 
@@ -128,10 +124,7 @@ def _usual(source: _Source) -> list[str]:
     """Name the inputs that a model of this kind is fed with."""
     main = source.model.main_input_name
     text = "input_ids" in source.parameters and source.get("vocab_size") is not None
-    image = (
-        "pixel_values" in source.parameters
-        and source.get("image_size", "patch_size", "num_channels") is not None
-    )
+    image = "pixel_values" in source.parameters and source.get("image_size", "patch_size", "num_channels") is not None
     if main not in _MAKERS:
         return []
     names = [main]
@@ -244,9 +237,7 @@ def _values(source: _Source) -> _Made:
 
 
 def _is_wave(source: _Source) -> bool:
-    return (
-        source.model.main_input_name == "input_values" and source.get("conv_dim", "conv_kernel") is not None
-    )
+    return source.model.main_input_name == "input_values" and source.get("conv_dim", "conv_kernel") is not None
 
 
 def _features(source: _Source) -> _Made:
@@ -255,9 +246,7 @@ def _features(source: _Source) -> _Made:
     if width is not None:
         return _normal((_BATCH, _FRAMES, int(width))), {0: BATCH, 1: "frames"}
     if bins is None or positions is None:
-        raise UnsupportedError(
-            "the size of its audio features is not known", where="input_features", remedy=_SHAPES
-        )
+        raise UnsupportedError("the size of its audio features is not known", where="input_features", remedy=_SHAPES)
     return _normal((_BATCH, int(bins), 2 * int(positions))), {0: BATCH}
 
 

@@ -36,9 +36,7 @@ def with_inputs(module: torch.nn.Module, shapes: Shapes, dtypes: Mapping[str, st
         axes = {name: {0: BATCH} for name, value in examples.items() if _has_batch(value, examples)}
         for name, table in dict(getattr(module, "dynamic_axes", {})).items():
             axes.setdefault(str(name), {}).update({int(axis): str(label) for axis, label in table.items()})
-        sizes = {
-            label: int(examples[name].shape[axis]) for name in axes for axis, label in axes[name].items()
-        }
+        sizes = {label: int(examples[name].shape[axis]) for name in axes for axis, label in axes[name].items()}
         sizes |= {BATCH: DEFAULT_SIZES[BATCH]} if BATCH in sizes else {}
     call = None if set(examples) <= _keywords(module) else (lambda feed: module(*feed.values()))
     module, examples, findings = _widened(module, examples)
@@ -72,9 +70,7 @@ def _widened(
     )
 
 
-def from_shapes(
-    shapes: Shapes, dtypes: Mapping[str, str]
-) -> tuple[dict[str, torch.Tensor], Axes, dict[str, int]]:
+def from_shapes(shapes: Shapes, dtypes: Mapping[str, str]) -> tuple[dict[str, torch.Tensor], Axes, dict[str, int]]:
     """Make seeded example inputs of given shapes; see `Shapes`. Axis 0 is the batch whatever size is given for it.
 
     Raises:
@@ -94,9 +90,7 @@ def from_shapes(
             shape.append(max(size, 3) if label == BATCH else size)
         examples[name] = _made(shape, dtypes.get(name, "float32"), name)
     if unknown := sorted(set(dtypes) - set(shapes)):
-        raise InputError(
-            "a dtype without a shape", where=unknown[0], remedy="Give `shapes` for this input too."
-        )
+        raise InputError("a dtype without a shape", where=unknown[0], remedy="Give `shapes` for this input too.")
     return examples, axes, sizes
 
 
@@ -110,9 +104,7 @@ def _own_examples(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     if isinstance(found, torch.Tensor):
         found = (found,)
     if isinstance(found, (tuple, list)):
-        names = [
-            name for name in inspect.signature(module.forward).parameters if name not in ("args", "kwargs")
-        ]
+        names = [name for name in inspect.signature(module.forward).parameters if name not in ("args", "kwargs")]
         names += [f"input_{index}" for index in range(len(names), len(found))]
         found = dict(zip(names, found, strict=False))
     if not isinstance(found, Mapping) or not all(isinstance(value, torch.Tensor) for value in found.values()):
@@ -152,9 +144,7 @@ def _made(shape: list[int], dtype: str, name: str) -> torch.Tensor:
 
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
-        raise InputError(
-            f"{dtype!r} is no dtype of torch", where=f"dtypes: {name}", remedy="E.g. float32 or int64."
-        )
+        raise InputError(f"{dtype!r} is no dtype of torch", where=f"dtypes: {name}", remedy="E.g. float32 or int64.")
     generator = torch.Generator().manual_seed(0)
     if kind.is_floating_point:
         return torch.randn(shape, generator=generator).to(kind)

@@ -28,7 +28,7 @@ class Network:
         module: the module, in the mode (training or not) that it was built in.
         examples: input name -> tensor, in the order of the inputs; as large along every dynamic axis as any check.
         axes: the dynamic axes.
-        sizes: size of every named axis for the export.
+        sizes: size of every named axis for the export, and of what follows from them (past and new tokens together).
         checks: sizes to compare at; each differs from `sizes` where an axis is dynamic.
         call: runs the module on named inputs; None calls it by keyword.
         program: set when the model is an exported program.
@@ -49,9 +49,7 @@ class Network:
 
     def feed(self, sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
         """Return the example inputs with every named axis at the size given; repeated where they are too short."""
-        return {
-            name: _resized(value, self.axes.get(name, {}), sizes) for name, value in self.examples.items()
-        }
+        return {name: _resized(value, self.axes.get(name, {}), sizes) for name, value in self.examples.items()}
 
     def run(self, feed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run in evaluation mode, without gradients: input name -> tensor to output name -> tensor."""
@@ -66,18 +64,16 @@ class Network:
         return {label for table in self.axes.values() for label in table.values()}
 
     def fixed(self, kept: set[str]) -> Network:
-        """Return the same network with only the axes in `kept` dynamic: a fixed batch is 1, others as for the export."""
-        constant = {
-            name: 1 if name == BATCH else size for name, size in self.sizes.items() if name not in kept
-        }
-        checks = tuple({name: size for name, size in check.items() if name in kept} for check in self.checks)
+        """Return the network with only the axes in `kept` dynamic: a fixed batch is 1, others as for the export."""
+        gone = self.labels() - kept
+        constant = {name: 1 if name == BATCH else self.sizes[name] for name in gone}
+        checks = tuple({name: size for name, size in check.items() if name not in gone} for check in self.checks)
         return dataclasses.replace(
             self,
             axes={
-                key: {axis: name for axis, name in table.items() if name in kept}
-                for key, table in self.axes.items()
+                key: {axis: name for axis, name in table.items() if name in kept} for key, table in self.axes.items()
             },
-            sizes={name: size for name, size in self.sizes.items() if name in kept},
+            sizes={name: size for name, size in self.sizes.items() if name not in gone},
             checks=tuple(check for index, check in enumerate(checks) if check not in checks[:index]),
             examples=self.feed(constant),
         )
@@ -128,9 +124,7 @@ def flatten(value: Any, taken: set[str], prefix: str = "") -> dict[str, torch.Te
     if isinstance(value, Mapping):
         pairs = [(f"{prefix}.{key}" if prefix else str(key), item) for key, item in value.items()]
     elif isinstance(value, (tuple, list)):
-        pairs = [
-            (f"{prefix}.{index}" if prefix else f"output_{index}", item) for index, item in enumerate(value)
-        ]
+        pairs = [(f"{prefix}.{index}" if prefix else f"output_{index}", item) for index, item in enumerate(value)]
     else:
         raise UnsupportedError(
             f"the output is {type(value).__name__}, not a tensor",

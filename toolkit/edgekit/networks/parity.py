@@ -43,38 +43,32 @@ def references(network: Network) -> list[Reference]:
         feed = network.feed(sizes)
         try:
             outputs = network.run({name: value.clone() for name, value in feed.items()})
-            again = (
-                network.run({name: value.clone() for name, value in feed.items()}) if not found else outputs
-            )
+            again = network.run({name: value.clone() for name, value in feed.items()}) if not found else outputs
         except InputError:
             raise
         except Exception as error:
             raise InputError(
-                f"the model fails on its example inputs at {_words(sizes)}: {type(error).__name__}: {str(error)[:500]}",
+                f"it fails on its example inputs at {_words(sizes)}: {type(error).__name__}: {str(error)[:500]}",
                 where=type(network.module).__name__,
                 remedy="State other inputs with `shapes`, or correct the model.",
             ) from error
         for name, value in outputs.items():
-            if not np.array_equal(
-                _array(value), _array(again[name]), equal_nan=value.dtype.is_floating_point
-            ):
+            if not np.array_equal(_array(value), _array(again[name]), equal_nan=value.dtype.is_floating_point):
                 raise InputError(
                     "the output differs from one run to the next, in evaluation mode",
                     where=name,
                     remedy="Look for dropout or noise that does not heed `self.training`.",
                 )
         if not outputs:
-            raise InputError(
-                "the model has no output", where=type(network.module).__name__, remedy="Return tensors."
-            )
+            raise InputError("the model has no output", where=type(network.module).__name__, remedy="Return tensors.")
         found.append(Reference(sizes=dict(sizes), feed=_arrays(feed), outputs=_arrays(outputs)))
     return found
 
 
 def compare(path: Path, given: list[Reference], tolerance: float) -> dict[str, float]:
-    """Run the graph on every reference's inputs; return output name -> largest difference over its magnitude.
+    """Run the graph on every reference's inputs; return output name -> largest difference by its magnitude.
 
-    Differences are relative to the largest magnitude of the output (at least 0.001), and rounded up to one digit of
+    Differences are relative to the largest magnitude of the output (at least 0.001), and rounded up to a digit of
     1, 2, 5, so that they are the same from one machine to the next. Integers and booleans must be equal.
 
     Args:
@@ -93,8 +87,8 @@ def compare(path: Path, given: list[Reference], tolerance: float) -> dict[str, f
             error = _difference(np.asarray(got), reference.outputs[name])
             if not error <= tolerance:
                 raise InputError(
-                    f"onnxruntime differs from torch by {error:.2g} of the output's magnitude at {_words(reference.sizes)}"
-                    f" (allowed {tolerance:.2g})",
+                    f"onnxruntime differs from torch by {error:.2g} of the output's magnitude"
+                    f" at {_words(reference.sizes)} (allowed {tolerance:.2g})",
                     where=name,
                     remedy="Raise `tolerance` only if the model is known to be that sensitive.",
                 )
@@ -121,9 +115,7 @@ def _rounded_up(value: float) -> float:
     if value <= 0 or not math.isfinite(value):
         return value
     power = math.floor(math.log10(value))
-    return float(
-        next(f"{step}e{power}" for step in (1, 2, 5, 10) if value <= float(f"{step}e{power}") * (1 + 1e-9))
-    )
+    return float(next(f"{step}e{power}" for step in (1, 2, 5, 10) if value <= float(f"{step}e{power}") * (1 + 1e-9)))
 
 
 def _session(path: Path) -> Any:

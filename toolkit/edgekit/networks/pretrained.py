@@ -15,8 +15,12 @@ from edgekit.networks.inputs import Shapes
 from edgekit.networks.network import Network, checks_for
 from edgekit.networks.record import read_json
 
-_PARTS = ("past_key_values", "cache", "hidden_states", "attentions", "decoder_hidden_states", "encoder_hidden_states",
-          "decoder_attentions", "cross_attentions", "encoder_attentions")  # fmt: skip
+_PARTS = (
+    "past_key_values", "mems", "cache", "hidden_states", "attentions", "decoder_hidden_states",
+    "encoder_hidden_states", "decoder_attentions", "cross_attentions", "encoder_attentions",
+)  # fmt: skip
+"""Outputs that are left out: caches, and what the layers inside saw."""
+
 _QUIET = ("output_attentions", "output_hidden_states", "use_cache", "return_loss")
 
 
@@ -70,9 +74,7 @@ def load_pretrained(place: Path, architecture: str) -> tuple[Any, list[events.Fi
         "output_loading_info": True,
     }
     try:
-        config = transformers.AutoConfig.from_pretrained(
-            place, local_files_only=True, trust_remote_code=False
-        )
+        config = transformers.AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
     except (ValueError, KeyError, TypeError) as error:
         raise UnsupportedError(
             f"transformers {transformers.__version__} does not know this model: {str(error)[:300]}",
@@ -84,11 +86,7 @@ def load_pretrained(place: Path, architecture: str) -> tuple[Any, list[events.Fi
             setattr(config, name, False)
     model, info = _load(made, place, config, options)
     missing = sorted(info["missing_keys"])
-    if (
-        missing
-        and all("pooler" in name for name in missing)
-        and "add_pooling_layer" in _parameters(made.__init__)
-    ):
+    if missing and all("pooler" in name for name in missing) and "add_pooling_layer" in _parameters(made.__init__):
         model, info = _load(made, place, config, {**options, "add_pooling_layer": False})
         missing = sorted(info["missing_keys"])
     if missing or info["mismatched_keys"]:
@@ -98,10 +96,7 @@ def load_pretrained(place: Path, architecture: str) -> tuple[Any, list[events.Fi
             where=str(named[0]),
             remedy="Save the whole trained model, or correct `architectures` in config.json.",
         )
-    if (
-        hasattr(model, "set_attn_implementation")
-        and getattr(config, "_attn_implementation", "eager") != "eager"
-    ):
+    if hasattr(model, "set_attn_implementation") and getattr(config, "_attn_implementation", "eager") != "eager":
         model.set_attn_implementation("eager")
     return model, _unused(sorted(info["unexpected_keys"]))
 
@@ -117,10 +112,7 @@ def known_task(name: str, guess: str) -> str:
     tasks = [
         task
         for task, classes in tables.items()
-        if any(
-            name in (listed if isinstance(listed, (tuple, list)) else (listed,))
-            for listed in classes.values()
-        )
+        if any(name in (listed if isinstance(listed, (tuple, list)) else (listed,)) for listed in classes.values())
     ]
     return guess if guess in tasks or not tasks else tasks[0]
 

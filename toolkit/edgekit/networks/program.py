@@ -1,4 +1,4 @@
-"""Models from a `.pt2` exported program: the archive is checked without torch, then read by torch in a child process."""
+"""Models from a `.pt2` exported program: checked without torch, then read by torch in a child process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def intake_program(path: Path, out: Path, listen: events.Listener = events.ignor
         facts: dict[str, Any] = run_in_child(
             "edgekit.networks.program:inspect_program", arguments, listen=listen, environment=ENVIRONMENT
         )
-    facts["licence"] = licence_of(path.resolve().parent)
+    facts.update(licence_of(path.resolve().parent, out))
     for finding in facts["findings"]:
         listen(events.Found(finding=msgspec.convert(finding, events.Finding)))
     return facts
@@ -66,9 +66,7 @@ def inspect_program(arguments: dict[str, Any], _tell: Tell) -> dict[str, Any]:
     program = load_program(out)
     _check_inference(program)
     tensors, findings = _samples(program, Path(arguments["samples"]))
-    save_file(
-        {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, out / EXAMPLES
-    )
+    save_file({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, out / EXAMPLES)
     write_record(out, {"from": "exported-program", "inputs": list(tensors), "origin": arguments["origin"]})
     return {
         "kind": "torch",
@@ -129,9 +127,7 @@ def _check_inference(program: torch.export.ExportedProgram) -> None:
         dropout = "dropout" in name and True in [value for value in values if isinstance(value, bool)]
         norm = "batch_norm" in name and len(node.args) > 5 and node.args[5] is True  # noqa: PLR2004 - `training`
         if node.op == "call_function" and (dropout or norm):
-            raise InputError(
-                f"the program was exported in training mode ({name})", where=node.name, remedy=_EVAL
-            )
+            raise InputError(f"the program was exported in training mode ({name})", where=node.name, remedy=_EVAL)
     if program.graph_signature.buffers_to_mutate:
         raise UnsupportedError(
             "the program changes its own buffers when it runs",
@@ -168,7 +164,7 @@ def _samples(
 def _random(fake: torch.Tensor) -> torch.Tensor:
     import torch
 
-    shape = [size if isinstance(size, int) else _hint(size) for size in fake.shape]
+    shape = [_hint(size) for size in fake.shape]
     generator = torch.Generator().manual_seed(0)
     if fake.dtype.is_floating_point:
         return torch.randn(shape, generator=generator).to(fake.dtype)
@@ -176,5 +172,8 @@ def _random(fake: torch.Tensor) -> torch.Tensor:
 
 
 def _hint(size: Any) -> int:
+    """Return a size, or what a symbolic size was when the program was exported."""
+    if isinstance(size, int):
+        return size
     hint = size.node.hint
     return int(hint) if hint is not None else 2

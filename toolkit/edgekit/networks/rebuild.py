@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekit.errors import UnsupportedError
+from edgekit.errors import UnsupportedError, UsageError
 from edgekit.networks.inputs import Shapes, with_inputs
 from edgekit.networks.network import BATCH, Axes, Network
 from edgekit.networks.record import EXAMPLES, read_record
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def rebuild(
-    folder: Path, *, shapes: Shapes | None = None, dtypes: Mapping[str, str] | None = None
-) -> Network:
+def rebuild(folder: Path, *, shapes: Shapes | None = None, dtypes: Mapping[str, str] | None = None) -> Network:
     """Rebuild the module of an artifact of kind `torch`: bit-equal weights, tied where they were.
 
     Args:
@@ -40,6 +38,12 @@ def rebuild(
 
         return with_inputs(rebuild_factory(folder, record), shapes or {}, dtypes or {})
     if origin == "exported-program":
+        if shapes:
+            raise UsageError(
+                "an exported program has shapes of its own",
+                where="capture: shapes",
+                remedy="Leave them out, or export the program with others.",
+            )
         return _program_network(folder, record)
     raise UnsupportedError(f"unknown origin {origin!r}", where="record.json", remedy="Use a newer edgekit.")
 
@@ -77,21 +81,22 @@ def _program_axes(
     sizes: dict[str, int] = {}
     small: dict[str, int] = {}
     for name, value in inputs.items():
-        for axis, size in enumerate(value.shape):
-            symbol = str(size)
-            if isinstance(size, int) or not symbol.isidentifier():
+        for axis, symbol in enumerate(map(str, value.shape)):
+            if symbol.isdigit():
                 continue
+            if not symbol.isidentifier():
+                raise UnsupportedError(
+                    f"the size of axis {axis} is computed from others ({symbol})",
+                    where=name,
+                    remedy="Export the program with plain dynamic sizes.",
+                )
             first = BATCH if axis == 0 and BATCH not in labels.values() else f"{name}_axis{axis}"
             label = labels.setdefault(symbol, first)
             axes.setdefault(name, {})[axis] = label
-            limits = next(
-                (limit for key, limit in program.range_constraints.items() if str(key) == symbol), None
-            )
+            limits = next((limit for key, limit in program.range_constraints.items() if str(key) == symbol), None)
             sizes[label] = int(examples[name].shape[axis])
             small[label] = max(1, int(limits.lower)) if limits is not None else 1
-            if small[label] == sizes[label] and (
-                limits is None or int(min(limits.upper, 1 << 30)) > sizes[label]
-            ):
+            if small[label] == sizes[label] and (limits is None or int(min(limits.upper, 1 << 30)) > sizes[label]):
                 small[label] = sizes[label] + 1
     checks = tuple({tuple(check.items()): check for check in (sizes, small)}.values()) if sizes else ({},)
     return axes, sizes, checks

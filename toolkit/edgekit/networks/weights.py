@@ -44,24 +44,18 @@ def read_header(path: Path) -> dict[str, Entry]:
         start = file.read(8)
         length = int.from_bytes(start, "little")
         if len(start) < 8 or length > min(_MAX_HEADER, size - 8):  # noqa: PLR2004 - the format's first field
-            raise InputError(
-                "this is not a safetensors file, or it is cut short", where=path.name, remedy=_REMEDY
-            )
+            raise InputError("this is not a safetensors file, or it is cut short", where=path.name, remedy=_REMEDY)
         raw = file.read(length)
     try:
         header = json.loads(raw)
         header.pop("__metadata__", None)
         spans = {name: _span(entry) for name, entry in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise InputError(
-            f"the safetensors header is broken: {error}", where=path.name, remedy=_REMEDY
-        ) from None
+        raise InputError(f"the safetensors header is broken: {error}", where=path.name, remedy=_REMEDY) from None
     end = 0
     for name, (_, begin, stop) in sorted(spans.items(), key=lambda item: item[1][1:]):
         if begin != end:
-            raise InputError(
-                f"tensor '{name}' starts at byte {begin}, not {end}", where=path.name, remedy=_REMEDY
-            )
+            raise InputError(f"tensor '{name}' starts at byte {begin}, not {end}", where=path.name, remedy=_REMEDY)
         end = stop
     if 8 + length + end != size:
         text = f"the header describes {8 + length + end} bytes, the file has {size}"
