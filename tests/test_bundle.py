@@ -4,6 +4,7 @@ import io
 import os
 import random
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -332,6 +333,51 @@ for round in range(10**6):
     if round == 0:
         print("writing", flush=True)
 """
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from edgekit.bundle import Limits, extract, member, read_bundle, write_bundle
+left = int(sys.argv[2])
+def counted(real):
+    def call(*a, **k):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*a, **k)
+    return call
+os.fsync, os.rename, os.mkdir = counted(os.fsync), counted(os.rename), counted(os.mkdir)
+folder = Path(sys.argv[1])
+members = [member(f"folder{i}/file", b"x" * 5000) for i in range(3)]
+write_bundle(folder / "a.edgekit", members)
+extract(folder / "a.edgekit", read_bundle(folder / "a.edgekit", Limits()), folder / "out")
+"""
+
+
+def test_a_kill_before_every_durable_step(tmp_path):
+    """Fault injection: killed before its first, second, ... fsync, rename or mkdir, until one run gets through."""
+    paths = os.pathsep.join(sys.path)
+    seen = set()
+    for step in range(1, 60):
+        root = tmp_path / str(step)
+        root.mkdir()
+        argv = [sys.executable, "-c", KILLED, str(root), str(step)]
+        done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": paths}, check=False)
+        visible = {path.name for path in root.iterdir() if not path.name.startswith(".")}
+        seen.add(frozenset(visible))
+        if "a.edgekit" in visible:
+            assert len(read_bundle(root / "a.edgekit", Limits())) == 3
+        if "out" in visible:
+            assert {path.stat().st_size for path in (root / "out").glob("*/file")} == {5000}
+            assert len(list((root / "out").glob("*/file"))) == 3
+        if done.returncode == 0:
+            break
+        assert done.returncode == -signal.SIGKILL
+    assert done.returncode == 0
+    assert step > 10
+    assert seen == {frozenset(), frozenset({"a.edgekit"}), frozenset({"a.edgekit", "out"})}
 
 
 def test_a_killed_writer_leaves_only_whole_archives(tmp_path):

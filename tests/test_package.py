@@ -1,9 +1,12 @@
 import hashlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -104,12 +107,11 @@ def test_optional_files(tmp_path):
         licence_file=tmp_path / "COPYING",
     )
     package.extract(tmp_path / "out", {"reference", "licence"})
-    found = {
-        path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()
-    }
+    found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert found == {"reference/outputs.npz", "reference/inputs.npz", "LICENSE"}
     assert (tmp_path / "out" / "reference" / "outputs.npz").read_bytes() == b"opaque"
-    assert package.manifest.reference.inputs == "reference/inputs.npz"
+    extracted = extract_package(package.path, tmp_path / "all")
+    assert [path.read_bytes() for path in extracted.reference] == [b"opaque", b"inputs"]
 
 
 def test_models_of_several_files_in_folders(tmp_path):
@@ -129,6 +131,7 @@ def test_what_an_extracted_package_tells(tmp_path, unsigned):
         "providers": ["CPUExecutionProvider"],
         "size": 9,
     }
+    assert extracted.reference is None
     assert extracted.carried_facts() == {"task": "image-classification", "labels": list(LABELS)}
     for found, wanted in zip(read_feeds(tmp_path / "out/golden/inputs.npz"), feeds(), strict=True):
         np.testing.assert_array_equal(found["x"], wanted["x"])
@@ -143,18 +146,39 @@ def test_a_device_runs_the_jobs_as_they_stand(tmp_path, unsigned, job):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     readme = (tmp_path / "README.txt").read_text()
     assert f"python3 runner/runner.py {job} {job}.json" in readme
-    subprocess.run(
-        [sys.executable, "runner/runner.py", job, f"{job}.json"], cwd=tmp_path, check=True, env=environment
-    )
+    subprocess.run([sys.executable, "runner/runner.py", job, f"{job}.json"], cwd=tmp_path, check=True, env=environment)
     result = json.loads((tmp_path / f"{job}-result.json").read_text())
     assert "error" not in result
     assert result["matches"] is True if job == "golden" else len(result["series_ms"]) >= 100
 
 
+def test_the_commands_of_the_format_page(tmp_path, keys):
+    """docs/package.md is followed to the letter, in a folder with a signed `tiny.edgekit` and the key to check it."""
+    page = (Path(__file__).resolve().parents[1] / "docs" / "package.md").read_text(encoding="utf-8")
+    package = tiny_package(tmp_path, key=keys / "key")
+    shutil.copy(keys / "key.pub", tmp_path)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    told = ""
+    for script in re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{script}\n{done.stderr}"
+        told += done.stdout
+    assert '"matches": true' in told
+    assert told.count(package.seal.payload) == 2
+    assert "Signature Verified Successfully" in told
+
+
 def test_readme_without_samples(tmp_path):
     package = tiny_package(tmp_path, golden=None)
     package.extract(tmp_path / "out")
-    assert "no samples were given" in (tmp_path / "out" / "README.txt").read_text()
+    assert "No samples were given" in (tmp_path / "out" / "README.txt").read_text()
     assert not (tmp_path / "out" / "golden.json").exists()
 
 

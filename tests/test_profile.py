@@ -98,9 +98,7 @@ def test_what_follows_from_the_name_is_no_key(tmp_path: Path, key: str) -> None:
     ],
 )
 def test_a_wrong_value_names_file_and_key(tmp_path: Path, text: str, place: str) -> None:
-    found = failure(
-        InputError, write(tmp_path, "mine", f"{{}}\n{text}\n".replace("{}", 'extends = "raspberry-pi-5"'))
-    )
+    found = failure(InputError, write(tmp_path, "mine", f"{{}}\n{text}\n".replace("{}", 'extends = "raspberry-pi-5"')))
     assert f"mine.toml: {place}" in found
 
 
@@ -117,9 +115,7 @@ def test_a_circle_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_may_refine_the_shipped_one_of_its_own_name(tmp_path: Path) -> None:
-    found = load_profile(
-        write(tmp_path, "raspberry-pi-5", 'extends = "raspberry-pi-5"\ntitle = "the lab\'s"\n')
-    )
+    found = load_profile(write(tmp_path, "raspberry-pi-5", 'extends = "raspberry-pi-5"\ntitle = "the lab\'s"\n'))
     assert found.title == "the lab's"
     assert found.memory == load_profile("raspberry-pi-5").memory
 
@@ -143,9 +139,7 @@ def test_files_that_are_not_toml(tmp_path: Path) -> None:
     assert "not valid TOML" in failure(InputError, str(tmp_path / "bytes.toml"))
 
 
-def test_the_machine_lies_under_the_file_that_asks_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_machine_lies_under_the_file_that_asks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cores = {"value": 96.0, "source": "this machine"}
     monkeypatch.setattr(host, "probe", lambda: {"cpu": {"arch": "riscv64", "cores": cores, "features": []}})
     name = write(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 from packages import feeds, outputs, save_model, tiny_package
 
 from edgekit import jobs, verify
@@ -84,6 +85,25 @@ def test_a_model_that_is_none(tmp_path):
         verify_package(package.path)
 
 
+@pytest.mark.parametrize("location", ["../outside.bin", "/etc/hostname"])
+def test_a_model_that_reaches_out_of_its_folder(tmp_path, location):
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4, 3], data_location=TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value=location)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "outside",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+        [weight],
+    )
+    (tmp_path / "compiled").mkdir()
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "compiled" / "model.onnx").write_bytes(model.SerializeToString())
+    package = tiny_package(tmp_path)
+    with pytest.raises(IntegrityError, match="External data path"):
+        verify_package(package.path)
+
+
 def test_the_runner_in_the_package_is_never_run(tmp_path, monkeypatch):
     evil = tmp_path / "device"
     evil.mkdir()
@@ -144,9 +164,7 @@ def test_a_runner_that_dies(tmp_path, signed, monkeypatch):
 @pytest.mark.parametrize("kind", ["missing", "memory"])
 def test_a_machine_that_lacks_something(tmp_path, signed, monkeypatch, kind):
     error = {"error": {"kind": kind, "text": "no runtime", "remedy": ""}}
-    stand_in(
-        tmp_path, monkeypatch, f"import json; json.dump({error!r}, open('result.json', 'w')); raise SystemExit(1)"
-    )
+    stand_in(tmp_path, monkeypatch, f"import json; json.dump({error!r}, open('result.json', 'w')); raise SystemExit(1)")
     with pytest.raises(TargetError, match="no runtime") as caught:
         verify_package(signed.path)
     assert caught.value.remedy

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import types
 from enum import Enum, IntEnum
+from pathlib import Path
 
 import numpy as np
 import onnx_models
@@ -142,9 +143,7 @@ def test_time_command():
     ("banner", "version"), [("v8601", "8.6.1"), ("v8502", "8.5.2"), ("v100300", "10.3.0"), ("v110401", "11.4.1")]
 )
 def test_trtexec_version(banner, version):
-    assert (
-        engine_trt.trtexec_version(f"&&&& RUNNING TensorRT.trtexec [TensorRT {banner}] # trtexec --help") == version
-    )
+    assert engine_trt.trtexec_version(f"&&&& RUNNING TensorRT.trtexec [TensorRT {banner}] # trtexec --help") == version
 
 
 def test_trtexec_without_a_version_is_an_error():
@@ -160,8 +159,8 @@ def test_engine_key_changes_with_all_that_an_engine_depends_on(tmp_path):
     (tmp_path / "sub" / "more.bin").write_bytes(b"more")
     parts = {"tensorrt": "10.3.0", "gpu": "Orin", "shapes": {}}
     path = engine_trt.engine_path(str(model), parts)
-    assert os.path.dirname(path) == str(tmp_path)
-    (tmp_path / os.path.basename(path)).write_bytes(b"engine")
+    assert Path(path).parent == tmp_path
+    Path(path).write_bytes(b"engine")
     (tmp_path / "result.json").write_bytes(b"of another run")
     assert engine_trt.engine_path(str(model), parts) == path
     others = {engine_trt.engine_path(str(model), {**parts, key: "other"}) for key in parts}
@@ -367,8 +366,7 @@ else:
 def test_build_calls_are_those_of_nvidia(tmp_path, version):
     """NVIDIA's own parser and builder take our calls (TensorRT-RTX, sm_86 ahead of time: not an Orin build)."""
     model = onnx_models.linear(tmp_path / "m.onnx")
-    folder = os.path.dirname(os.path.dirname(os.path.dirname(machine.__file__)))
-    environment = {**os.environ, "PYTHONPATH": folder}
+    environment = {**os.environ, "PYTHONPATH": str(Path(machine.__file__).parents[2])}
 
     def build(path):
         argv = [sys.executable, "-c", RTX, str(path), version]

@@ -1,4 +1,4 @@
-"""The probe, on this machine and on stand-ins: files and tool output in the form that devices are documented to give."""
+"""The probe, on this machine and on stand-ins: files and tool output in the form that devices give."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from edgekit.device import machine
 
 ORIN = {
     "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\n',
-    "etc/nv_tegra_release": "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64, DATE: x\n",
-    "proc/cpuinfo": "processor\t: 0\nFeatures\t: fp asimd fphp asimdhp asimddp\nCPU implementer\t: 0x41\nCPU part\t: 0xd42\n",
+    "etc/nv_tegra_release": "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n",
+    "proc/cpuinfo": "processor\t: 0\nFeatures\t: fp asimd fphp asimdhp asimddp\nCPU part\t: 0xd42\n",
     "proc/meminfo": "MemTotal:        7802112 kB\nMemFree: 1 kB\n",
     "proc/device-tree/model": "NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super\0",
     "proc/device-tree/compatible": "nvidia,p3768-0000+p3767-0005-super\0nvidia,p3767-0005\0nvidia,tegra234\0",

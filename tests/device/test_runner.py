@@ -143,7 +143,7 @@ def test_no_usable_job_gives_no_result(tmp_path, runner, text):
     status, told = runner("infer", path)
     assert status == 2
     assert "job.json" in told
-    assert os.listdir(tmp_path) == ["job.json"]
+    assert list(tmp_path.iterdir()) == [path]
 
 
 # --- what runs instead ---

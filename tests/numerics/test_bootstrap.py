@@ -86,9 +86,7 @@ def test_equal_seeds_give_equal_bounds_whatever_fits_in_memory(monkeypatch):
 def test_what_no_resample_changes_has_no_width(value, n):
     columns = np.full((n, 1), value)
     assert bootstrap_means(columns, first, seed=0, resamples=50) == pytest.approx((value, value))
-    assert bootstrap(lambda i: float(columns[i].mean()), n, seed=0, resamples=50) == pytest.approx(
-        (value, value)
-    )
+    assert bootstrap(lambda i: float(columns[i].mean()), n, seed=0, resamples=50) == pytest.approx((value, value))
 
 
 def test_resamples_without_a_figure_count_as_the_worst():

@@ -105,10 +105,7 @@ def test_columns_are_their_definitions(pair, axis, size):
         found.add(*pair)
     else:
         for start in range(0, pair[0].shape[step_axis], size):
-            part = [
-                np.take(side, range(start, min(start + size, side.shape[step_axis])), step_axis)
-                for side in pair
-            ]
+            part = [np.take(side, range(start, min(start + size, side.shape[step_axis])), step_axis) for side in pair]
             found.add(*part)
     assert found.spans[0] == pytest.approx(np.ptp(whole[0], axis=0))
     assert found.spans[1] == pytest.approx(np.ptp(whole[1], axis=0))

@@ -90,18 +90,11 @@ def coverage(n, grid, limit):
     lost, gained = lost[possible], gained[possible]
     highs = np.array([paired_difference(int(b), int(c), n).high for b, c in zip(lost, gained, strict=True)])
     same = n - lost - gained
-    ways = (
-        special.gammaln(n + 1)
-        - special.gammaln(lost + 1)
-        - special.gammaln(gained + 1)
-        - special.gammaln(same + 1)
-    )
+    ways = special.gammaln(n + 1) - special.gammaln(lost + 1) - special.gammaln(gained + 1) - special.gammaln(same + 1)
     for p in grid:
         for q in grid:
             if p + q < 1 - 1e-9:
-                logs = (
-                    ways + special.xlogy(lost, p) + special.xlogy(gained, q) + special.xlogy(same, 1 - p - q)
-                )
+                logs = ways + special.xlogy(lost, p) + special.xlogy(gained, q) + special.xlogy(same, 1 - p - q)
                 chances = np.exp(logs)
                 # what lies beyond the limit is next to nothing and counts as covered
                 assert chances.sum() > 1 - 1e-4
@@ -178,11 +171,7 @@ def test_joining_thousands_of_values_does_not_move_the_bounds(monkeypatch):
     assert joined == pytest.approx(exact, abs=1e-3 * (exact.high - exact.low))
 
 
-@given(
-    st.lists(
-        st.tuples(st.floats(-5, 0), st.sampled_from([-1, 1]), st.integers(1, 2000)), min_size=2, max_size=8
-    )
-)
+@given(st.lists(st.tuples(st.floats(-5, 0), st.sampled_from([-1, 1]), st.integers(1, 2000)), min_size=2, max_size=8))
 @settings(max_examples=40, deadline=None)
 def test_the_weighted_sum_of_gammas_agrees_with_a_simulation(terms):
     factors = np.array([sign * 10.0**power for power, sign, _ in terms])

@@ -32,9 +32,7 @@ def test_the_page_names_every_key() -> None:
             assert f"`{field.name}" in PAGE, field.name
 
 
-@pytest.mark.parametrize(
-    "struct", [profile.Roofline, profile.Graph, profile.Compute, profile.Memory, profile.Cpu]
-)
+@pytest.mark.parametrize("struct", [profile.Roofline, profile.Graph, profile.Compute, profile.Memory, profile.Cpu])
 def test_the_page_names_every_field(struct: type[msgspec.Struct]) -> None:
     for field in msgspec.structs.fields(struct):
         assert f"`{field.name}`" in PAGE, field.name

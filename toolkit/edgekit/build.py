@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from edgekit import events, gate
-from edgekit.budget import Budget, judge, merge_budgets, parse_budget
+import msgspec
+
+from edgekit import events
+from edgekit.atomic import replacing
+from edgekit.budget import Budget, Verdict, dominated, judge, merge, parse_budget
 from edgekit.errors import UnsupportedError
-from edgekit.exporter import Exporter, load_exporter
-from edgekit.pipeline import Pipeline
+from edgekit.exporter import load_exporter
+from edgekit.gate import Gate, Trial, findings_of
+from edgekit.pipeline import Pipeline, StageRun
 from edgekit.plan import Given, Plan, make_plan
 from edgekit.profile import Profile, load_profile
 from edgekit.recipe import load_recipe
-from edgekit.result import Result, exit_of
-from edgekit.sources import ingest
+from edgekit.report import html_report
+from edgekit.result import ErrorReport, Result, exit_of
+from edgekit.shipping import Shipment, bundle_of, golden_feeds, pack_extras, recall, remember, ship
+from edgekit.sources import ingest, read_data
 from edgekit.store import Store
+from edgekit.targets import open_target
 
 
 def build(  # noqa: PLR0913 - one keyword per option of the command line
@@ -82,7 +91,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     device = load_profile(profile)
     exporter = load_exporter(device.runtime)
     asked = budget if isinstance(budget, Budget) else parse_budget(budget or {})
-    budgets = merge_budgets(parse_budget(device.budget), asked)
+    budgets = merge(parse_budget(device.budget), asked)
     chosen = load_recipe(recipe or device.recipe)
 
     with Store(store) as shelf:
@@ -104,10 +113,10 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
             allow_partial=allow_partial,
         )
         reference = pipeline.capture(plan, source)
-        samples = gate.read_data(
+        pipeline.data = samples = read_data(
             data,
             reference,
-            folder=shelf.folder(source.id),
+            source=shelf.folder(source.id),
             preprocessing=preprocessing,
             label_map=label_map,
             limit=calibration,
@@ -115,9 +124,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
             seed=seed,
             listen=listen,
         )
-        pipeline.data = samples
-
-        court = gate.Gate(
+        gate = Gate(
             store=shelf,
             profile=device,
             exporter=exporter,
@@ -126,14 +133,142 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
             metric=metric,
             budget=budgets,
             threads=threads,
+            seed=seed,
             listen=listen,
         )
-        candidate = pipeline.run(plan, reference, court.score)
-        findings = [*gate.findings_of(candidate), *(samples.findings if samples else ())]
-        findings += _lint(exporter, pipeline, device)
-        bundle = pipeline.compile(exporter, candidate)
-        trial = court.try_bundle(bundle, candidate, target or device.target or None, allow_fallback=allow_fallback)
-        verdict = judge(budgets, trial.figures)
-        worse = None if allow_dominated else court.dominated(trial, candidate)
+        candidate = pipeline.run(plan, reference, gate.score)
 
-        result = Result(...)
+        findings = [*findings_of(candidate), *exporter.lint(candidate, shelf.folder(candidate.id), device)]
+        _refuse(findings, device, allow_fallback=allow_fallback)
+        compiled = pipeline.compile(exporter, candidate)
+        bundle = bundle_of(compiled, shelf)
+
+        place = target or device.target
+        with open_target(place, device) if place else nullcontext() as machine:
+            trial = gate.trial(bundle, machine, candidate)
+        findings += trial.findings
+        verdict = judge(budgets, trial.figures)
+        why_not = _why_not(verdict, trial, strict=strict, allow_dominated=allow_dominated)
+
+        shipment = Shipment(
+            artifact=candidate.id,
+            bundle=compiled.id,
+            extras=pack_extras(shelf, bundle, samples, golden_feeds(gate.golden_samples, gate.seeded_feeds())).id,
+            reference=gate.reference_id,
+            name=f"{_stem(model)}-{device.name}",
+            profile=device,
+            preprocessing=samples.preprocessing if samples else {},
+            labels=samples.labels if samples else tuple(reference.facts.get("labels", ())),
+            verdict=verdict if why_not is None else Verdict(status="fail", checks=verdict.checks),
+            details=_details(trial, pipeline.runs, gate, calibration=calibration, seed=seed),
+        )
+        remember(shipment, shelf)
+        packed = ship(shipment, shelf, Path(out), key=Path(sign) if sign else None) if package and not why_not else None
+        result = Result(
+            status="fail" if why_not else verdict.status,
+            exit=3 if why_not else exit_of(verdict, strict=strict),
+            error=why_not,
+            checks=verdict.checks,
+            artifact=candidate.id,
+            package=str(packed.path) if packed else None,
+            stages=tuple(pipeline.runs),
+            coverage=candidate.facts.get("coverage", {}),
+            findings=tuple(findings),
+        )
+        if packed:
+            _write_report(result, packed.path)
+        return result
+
+
+def repackage(artifact: str, *, sign: str | None = None, out: str | None = None, store: Path | None = None) -> Result:
+    """Write the package of a judged candidate again: what `build` does last.
+
+    Args:
+        artifact: the candidate's id, or its first characters, as `build` told it.
+        sign: a private Ed25519 key (PEM).
+        out: the folder that gets the package.
+        store: the store's folder.
+    """
+    with Store(store) as shelf:
+        known = shelf.find(artifact)
+        shipment = recall(known.id if known else artifact, shelf)
+        packed = ship(shipment, shelf, Path(out or "edgekit-out"), key=Path(sign) if sign else None)
+        verdict = shipment.verdict
+        result = Result(
+            status=verdict.status,
+            exit=0,
+            checks=verdict.checks,
+            artifact=shipment.artifact,
+            package=str(packed.path),
+        )
+        _write_report(result, packed.path)
+        return result
+
+
+def _refuse(findings: Sequence[events.Finding], profile: Profile, *, allow_fallback: bool) -> None:
+    """Raise when the runtime would refuse the graph; nodes off the accelerator are such an error unless allowed."""
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if allow_fallback:
+        errors = [finding for finding in errors if "fallback" not in finding.rule]
+    if not errors:
+        return
+    first, more = errors[0], f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    names = ", ".join(dict.fromkeys(finding.node for finding in errors if finding.node))
+    raise UnsupportedError(
+        f"{profile.name} does not take this graph: {first.text}{more}; nodes: {names}",
+        where=f"{first.node or 'model'} [{first.rule}]",
+        remedy=first.remedy,
+    )
+
+
+def _why_not(verdict: Verdict, trial: Trial, *, strict: bool, allow_dominated: bool) -> ErrorReport | None:
+    """Say why nothing ships, or None: a missed budget, an unproven one under `strict`, or worse than the input."""
+    missed = [c for c in verdict.checks if c.status == "fail" or (strict and c.status == "unproven")]
+    broken = [finding for finding in trial.findings if finding.severity == "error"]
+    worse = None if allow_dominated else dominated(trial.original, trial.figures)
+    if missed:
+        text = "; ".join(f"{check.name}: {check.reason or check.status}" for check in missed)
+        return ErrorReport(kind="budget", text=text, where="", remedy="Change the recipe or the budget.")
+    if broken:
+        text = "; ".join(f"{finding.node}: {finding.text}" for finding in broken)
+        return ErrorReport(kind="budget", text=text, where=broken[0].node, remedy=broken[0].remedy)
+    if worse:
+        remedy = "Choose another recipe, or ship it all the same with --allow-dominated."
+        return ErrorReport(kind="budget", text=worse, where="", remedy=remedy)
+    return None
+
+
+def _details(
+    trial: Trial, runs: Sequence[StageRun], gate: Gate, *, calibration: int | None, seed: int
+) -> dict[str, Any]:
+    return {
+        "target": trial.fingerprint,
+        "metric": gate.judged_by.name,
+        "budget": msgspec.to_builtins(gate.budget),
+        "data": {"id": gate.data.id if gate.data else None, "calibration": calibration, "seed": seed},
+        "stages": [{"name": run.name, "seconds": run.seconds, "cached": run.cached} for run in runs],
+    }
+
+
+def _planned(plan: Plan) -> Result:
+    """Return the plan as a result: nothing ran, so nothing is proven."""
+    runs = [
+        StageRun(name=line.partition("(")[0], seconds=0, cached=False, facts={"plan": line}) for line in plan.lines()
+    ]
+    return Result(status="unproven", exit=0, stages=tuple(runs))
+
+
+def _write_report(result: Result, package: Path) -> None:
+    page = html_report(json.loads(result.to_json()), title=package.stem)
+    with replacing(package.with_suffix(".html")) as file:
+        file.write(page.encode())
+
+
+def _stem(model: str) -> str:
+    """Return a name for the package from how the user wrote the model."""
+    if model.startswith("python:"):
+        return model.rsplit(":", 1)[1]
+    name = Path(model).resolve().name if Path(model).exists() else model.rsplit("/", 1)[-1]
+    stem = name.removesuffix(".onnx").removesuffix(".pt2").removesuffix(".edgekit")
+    kept = "".join(c if c.isalnum() or c in "-_." else "-" for c in stem).strip("-.")
+    return kept or "model"

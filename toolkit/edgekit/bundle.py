@@ -162,7 +162,10 @@ def extract(path: Path, entries: Sequence[Entry], folder: Path) -> None:
         temporary.rename(folder)
         sync_folder(folder.parent)
     except OSError as error:
-        text, remedy = f"cannot be extracted: {error.strerror}", "Free some space, or choose another folder."
+        text, remedy = (
+            f"cannot be extracted: {error.strerror}",
+            "Free some space, or choose another folder (TMPDIR for temporary ones).",
+        )
         raise UsageError(text, where=str(folder), remedy=remedy) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -19,7 +19,13 @@ class Dialect:
         quantize_bias: bias becomes int32 with scale = input scale x weight scale; else it stays float.
         ops: op types whose inputs are quantized; empty means all that the runtime has kernels for.
         quantize_outputs: the outputs of `ops` are quantized too (False keeps Conv-Relu fusable for TensorRT).
-        dynamic_transformers: MatMul-only graphs are quantized dynamically (activation scales at run time).
+        carry: op types that run on integers when their inputs already are and an op of `ops` follows.
+        float_outputs: those of `ops` that may give out floats although `quantize_outputs` is set.
+        dynamic_transformers: MatMul-only graphs may be quantized dynamically (activation scales at run time).
+        block_kernels: op types whose int8 weights alone make the runtime multiply in int8 (it quantizes the
+            activations block by block inside the kernel).
+        integer_gather: Gather may look up rows of an int8 table; else the table is dequantized first.
+        reduce_range: weights use 7 bits, for CPUs whose u8 x s8 products saturate in 16 bits.
         max_opset: highest opset of the default domain that the runtime reads.
         max_ir: highest IR version that the runtime reads.
     """
@@ -32,6 +38,11 @@ class Dialect:
     quantize_bias: bool
     ops: tuple[str, ...] = ()
     quantize_outputs: bool = True
+    carry: tuple[str, ...] = ()
+    float_outputs: tuple[str, ...] = ()
     dynamic_transformers: bool = False
+    block_kernels: tuple[str, ...] = ()
+    integer_gather: bool = False
+    reduce_range: bool = False
     max_opset: int = 21
     max_ir: int = 10

@@ -59,9 +59,7 @@ def lay_files(
         base = _base(here, values.pop("extends"), shipped)
         if any(base.samefile(seen) for seen, _ in chain):
             circle = " extends ".join([*(seen.name for seen, _ in chain), base.name])
-            raise InputError(
-                f"a circle: {circle}", where=f"{here}: extends", remedy="Take one `extends` out."
-            )
+            raise InputError(f"a circle: {circle}", where=f"{here}: extends", remedy="Take one `extends` out.")
         chain.append((base, _read(base)))
     layers = Layers()
     for file, values in reversed(chain):
@@ -87,9 +85,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"not valid TOML: {error}", where=str(path), remedy="Correct the file.") from None
     except OSError as error:
-        raise InputError(
-            f"cannot be read: {error.strerror}", where=str(path), remedy="Check the path."
-        ) from None
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path), remedy="Check the path.") from None
 
 
 def _base(path: Path, base: Any, shipped: Path) -> Path:
@@ -102,9 +98,7 @@ def _base(path: Path, base: Any, shipped: Path) -> Path:
         if candidate.is_file() and not candidate.samefile(path):
             return candidate
     known = [file.stem for folder in (path.parent, shipped) for file in folder.glob("*.toml")]
-    raise InputError(
-        f"nothing named '{base}' to extend", where=where, remedy=did_you_mean(base, sorted(set(known)))
-    )
+    raise InputError(f"nothing named '{base}' to extend", where=where, remedy=did_you_mean(base, sorted(set(known))))
 
 
 def _check_keys(
@@ -139,9 +133,7 @@ def _struct_of(annotation: Any) -> type[msgspec.Struct] | None:
     return found[0] if found else None
 
 
-def _overlay(
-    layers: Layers, under: dict[str, Any], over: dict[str, Any], source: str, prefix: str = ""
-) -> None:
+def _overlay(layers: Layers, under: dict[str, Any], over: dict[str, Any], source: str, prefix: str = "") -> None:
     """Lay `over` on `under` in place, tables key by key, figures whole, and note where each value is from."""
     for key, value in over.items():
         dotted = f"{prefix}{key}"

@@ -99,6 +99,22 @@ class Extracted:
         """The file that the runtime loads."""
         return self.folder / self.variant.folder / self.variant.model
 
+    @property
+    def reference(self) -> tuple[Path, Path | None] | None:
+        """The files of the float model, its outputs and (if they were packed) its inputs; None without any."""
+        found = self.package.manifest.reference
+        if found is None:
+            return None
+        return self.folder / found.outputs, self.folder / found.inputs if found.inputs else None
+
+    @property
+    def golden(self) -> tuple[Path, Path | None] | None:
+        """The files of golden inputs and outputs (None: the packing machine could not run it); None without any."""
+        found = self.variant.golden
+        if found is None:
+            return None
+        return self.folder / found.inputs, self.folder / found.outputs if found.outputs else None
+
     def compiled(self) -> Bundle:
         """Return what a target loads."""
         chosen = self.variant
@@ -218,9 +234,7 @@ def _check_seal(path: Path, seal: Seal, payload: list[Entry], verdict: Entry, tr
     if seal.signature is None and trusted is not None:
         remedy = "Get a signed copy, or leave the key away to accept unsigned packages."
         raise IntegrityError("the package is not signed", where=str(path), remedy=remedy)
-    if seal.signature is not None and (
-        fault := signature_fault(seal.signature, STATEMENT, seal.statement(), trusted)
-    ):
+    if seal.signature is not None and (fault := signature_fault(seal.signature, STATEMENT, seal.statement(), trusted)):
         raise damaged(path, fault)
 
 

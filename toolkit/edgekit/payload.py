@@ -238,9 +238,8 @@ def readme(contents: Contents) -> str:
         "golden.json": "    python3 runner/runner.py golden golden.json     # does it give the outputs it must?",
         "measure.json": "    python3 runner/runner.py measure measure.json   # how long does it take?",
     }
-    commands = (
-        "\n".join(line for name, line in runs.items() if name in jobs) or "    (no samples were given to try it)"
-    )
+    commands = "\n".join(line for name, line in runs.items() if name in jobs)
+    told = "Each writes its result beside the job, as JSON."
     return README.format(
         name=contents.name,
         profile=contents.profile.name,
@@ -249,7 +248,7 @@ def readme(contents: Contents) -> str:
         model=f"{FOLDER}/{variant.model}",
         precision=variant.precision,
         tensors=tensors,
-        commands=commands,
+        commands=f"{commands}\n\n{told}" if commands else "\nNo samples were given to try it with.",
         licence=contents.licence,
     )
 
@@ -268,7 +267,7 @@ On the device, with Python 3.8 or later, numpy and {runtime}:
     tar xf {name}.edgekit
 {commands}
 
-Each writes its result beside the job, as JSON. On any machine with edgekit:
+On any machine with edgekit:
 
     edgekit verify {name}.edgekit                       # every byte, the signature, the golden outputs
     edgekit run {name}.edgekit INPUT                    # an image, a text or a .npz: labelled output

@@ -11,12 +11,14 @@ from typing import Any
 import msgspec
 
 from edgekit import events
-from edgekit.artifact import Artifact, Step, digest
+from edgekit.artifact import MAIN, Artifact, Step, digest
 from edgekit.data import Dataset
 from edgekit.dialect import Dialect
 from edgekit.errors import EdgekitError, UnsupportedError
+from edgekit.exporter import Exporter
 from edgekit.plan import Alternatives, Plan, PlanEntry, Rounds
 from edgekit.profile import Profile
+from edgekit.score import Score
 from edgekit.stage import Context, Inputs, Stage, options_of
 from edgekit.store import Store
 
@@ -31,27 +33,6 @@ class StageRun(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     cached: bool
     facts: dict[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """How good a candidate is; smaller is better. `within` says whether it keeps the budgets known so far.
-
-    Attributes:
-        within: no budget is missed on the calibration data.
-        latency_ms: predicted, None when unknown.
-        size: bytes.
-        drop: loss of the metric (or disagreement) on the calibration data, None when unknown.
-    """
-
-    within: bool
-    latency_ms: float | None
-    size: int
-    drop: float | None
-
-    def key(self) -> tuple[bool, float, int, float]:
-        """Order: within the budget first, then faster, then smaller, then more accurate."""
-        return (not self.within, self.latency_ms or float("inf"), self.size, self.drop or 0.0)
 
 
 Scorer = Callable[[Artifact], Score]
@@ -76,6 +57,7 @@ class Pipeline:
         """Turn the user's model into the float graph that everything is compared with."""
         for stage in plan.capture:
             source = self.run_stage(stage, source)
+        self._check_axes(source)
         return source
 
     def run(self, plan: Plan, reference: Artifact, score: Scorer) -> Artifact:
@@ -84,6 +66,30 @@ class Pipeline:
         for entry in plan.entries:
             candidate = self._run_entry(entry, candidate, score)
         return candidate
+
+    def compile(self, exporter: Exporter, artifact: Artifact) -> Artifact:
+        """Compile a candidate for the profile's runtime, or take the `bundle` from the cache."""
+        key = digest(
+            {
+                "compile": exporter.name,
+                "revision": exporter.revision,
+                "artifact": artifact.id,
+                "profile": self.profile,
+                "libraries": _versions(exporter.libraries),
+            }
+        )
+        started = time.monotonic()
+        self.listen(events.StageStarted(name="compile"))
+        made, cached = self._cached(key), True
+        if made is None:
+            with self.store.staging() as out:
+                facts = exporter.compile(artifact, self.store.folder(artifact.id), self.profile, out)
+                made, cached = self.store.publish(out, "bundle", facts, artifact.lineage), False
+            self.store.remember(key, {"artifact": made.id})
+        seconds = time.monotonic() - started
+        self.runs.append(StageRun(name="compile", seconds=round(seconds, 3), cached=cached, facts=made.facts))
+        self.listen(events.StageDone(name="compile", seconds=seconds, cached=cached))
+        return made
 
     def run_stage(self, stage: Stage, artifact: Artifact) -> Artifact:
         """Run one stage, or take its result from the cache.
@@ -115,7 +121,7 @@ class Pipeline:
         return self.run_stage(entry, artifact)
 
     def _run_rounds(self, rounds: Rounds, artifact: Artifact, score: Scorer) -> Artifact:
-        """Repeat the body until a budget is missed, the model gets slower or nothing changes; keep the last good round."""
+        """Repeat the body until a budget is missed, the model gets slower or stays; keep the last good round."""
         kept, kept_score = artifact, score(artifact)
         for number in range(1, rounds.rounds + 1):
             tried = kept
@@ -206,6 +212,19 @@ class Pipeline:
         if self.teacher is not None:
             ids["teacher"] = self.teacher.id
         return ids
+
+    def _check_axes(self, reference: Artifact) -> None:
+        """Refuse a batch axis that is dynamic in name only: what runs at batch 1 would fail or be wrong at another."""
+        from edgekit.graphs.files import check_dynamic
+
+        key = digest(["axes", reference.id])
+        if self.store.record(key) is None:
+            folder = self.store.folder(reference.id)
+            found = check_dynamic(folder, reference.facts["graphs"][MAIN], threads=self.threads)
+            for finding in found.findings:
+                self.listen(events.Found(finding=finding))
+            record = [msgspec.to_builtins(finding) for finding in found.findings]
+            self.store.remember(key, {"artifact": reference.id, "findings": record})
 
     def _check_coverage(self, stage: Stage, facts: dict[str, Any]) -> None:
         coverage = facts.get("coverage")

@@ -68,9 +68,7 @@ def recipe_path(name: str) -> Path:
     path = Path(name) if name.endswith(".toml") else recipes_folder() / f"{name}.toml"
     if not path.is_file():
         if name.endswith(".toml"):
-            raise UsageError(
-                "no such recipe file", where=name, remedy="Give a shipped recipe's name or a .toml file."
-            )
+            raise UsageError("no such recipe file", where=name, remedy="Give a shipped recipe's name or a .toml file.")
         raise UsageError(f"unknown recipe '{name}'", remedy=did_you_mean(name, list_recipes()))
     return path
 
@@ -127,9 +125,7 @@ def _repeat(table: dict[str, Any], where: str) -> Repeat:
     _only(table, {"rounds", "stage"}, where)
     rounds = table.get("rounds")
     if not isinstance(rounds, int) or isinstance(rounds, bool) or rounds < 1:
-        raise InputError(
-            "'rounds' must be a whole number of at least 1", where=where, remedy="For example: rounds = 5"
-        )
+        raise InputError("'rounds' must be a whole number of at least 1", where=where, remedy="For example: rounds = 5")
     return Repeat(rounds=rounds, body=_body(table, where))
 
 

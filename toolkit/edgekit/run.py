@@ -156,7 +156,7 @@ def label_outputs(outputs: Feed, labels: Sequence[str], task: str, top: int) -> 
     if scores.min() < 0 or abs(scores.sum() - 1) > _NORMALIZED:
         powers = np.exp(scores - scores.max())
         probabilities = powers / powers.sum()
-    best = np.argsort(-probabilities, kind="stable")[:top]
+    best = np.argsort(-scores, kind="stable")[:top]
     return [(labels[i] if labels else f"class {i}", float(probabilities[i])) for i in best]
 
 

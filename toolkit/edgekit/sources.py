@@ -1,21 +1,23 @@
-"""Take a user's model into the store as Artifact#0: read safely once, found again by the bytes of its files."""
+"""Take what the user has into the house: a model as Artifact#0, data as a Dataset. Read safely once, then cached."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edgekit import events
 from edgekit.artifact import Artifact, Step, digest, sha256_file
+from edgekit.data import Dataset
 from edgekit.errors import InputError
 from edgekit.store import Store
 
 REVISION = 1
 """Raise it when the same files give another Artifact#0."""
 
-Reader = Callable[[Path], dict[str, Any]]
+HF_FOLDER = "hf"
+"""Folder of an artifact that holds the files of a Hugging Face directory, its processor and tokenizer among them."""
 
 
 def ingest(
@@ -34,84 +36,140 @@ def ingest(
         InputError, UnsupportedError, TargetError: as the reader of that kind says.
     """
     key = _key(model, weights)
-    if key and (known := _known(store, key)):
+    if key and (known := _known(model, store, key, weights)):
         return known
+    listen(events.StageStarted(name="ingest"))
     with store.staging() as out:
-        read = _reader(model, weights, listen)
-        facts = read(out)
+        facts = _read(model, out, weights, listen)
         kind = str(facts.pop("kind", "onnx"))
-        files = {str(path): _hash(path) for path in map(Path, facts.pop("read", []))}
+        external = [str(Path(model).parent / name) for name in facts.pop("external", [])]
         step = Step(stage="ingest", revision=REVISION, options={}, inputs={}, libraries={}, facts={})
         made = store.publish(out, kind, facts, (step,))
     if key:
-        store.remember(key, {"artifact": made.id, "files": files})
+        store.remember(key, {"artifact": made.id, "files": {name: _hash(Path(name)) for name in external}})
     return made
 
 
-def _reader(model: str, weights: Path | None, listen: events.Listener) -> Reader:
+def read_data(  # noqa: PLR0913 - keyword-only options, as the command line has them
+    data: str | None,
+    artifact: Artifact,
+    *,
+    source: Path,
+    preprocessing: Mapping[str, Any] | None = None,
+    label_map: str | None = None,
+    limit: int | None = None,
+    training: bool = False,
+    strict: bool = False,
+    seed: int = 0,
+    listen: events.Listener = events.ignore,
+) -> Dataset | None:
+    """Open the user's data for a model; None when there is none.
+
+    Args:
+        data: as `edgekit.data.open_dataset` takes it.
+        artifact: the float model: its inputs, its class names, and the preprocessing that it carries.
+        source: the folder of Artifact#0, where a Hugging Face processor or tokenizer may lie.
+        preprocessing: what the user declared; wins over everything.
+        label_map: file with one class name per line, in the order of the outputs; wins over the model's names.
+        limit: asked number of calibration samples.
+        training: whether a stage trains.
+        strict: one unreadable sample refuses the data.
+        seed: another seed gives another split.
+        listen: where progress goes.
+    """
+    if data is None:
+        return None
+    from edgekit.data import open_dataset
+
+    carried = artifact.facts.get("preprocessing")
+    declared = preprocessing if preprocessing is not None else carried if _is_record(carried) else None
+    processor = source / HF_FOLDER
+    return open_dataset(
+        data,
+        artifact.specs("inputs"),
+        preprocessing=declared,
+        processor=processor if processor.is_dir() else None,
+        class_names=_class_names(label_map, artifact),
+        limit=limit,
+        training=training,
+        strict=strict,
+        seed=seed,
+        listen=listen,
+    )
+
+
+def _is_record(carried: Any) -> bool:
+    """Tell what a package recorded from what a Hugging Face directory says: only the first has rules by input."""
+    return isinstance(carried, dict) and "inputs" in carried
+
+
+def _class_names(label_map: str | None, artifact: Artifact) -> tuple[str, ...]:
+    if label_map is None:
+        return tuple(artifact.facts.get("labels", ()))
+    path = Path(label_map)
+    try:
+        names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", where=label_map, remedy="Give one class name per line.") from None
+    if not names or len(set(names)) != len(names):
+        raise InputError("needs class names, each once", where=label_map, remedy="Give one class name per line.")
+    return names
+
+
+def _read(model: str, out: Path, weights: Path | None, listen: events.Listener) -> dict[str, Any]:
     path = Path(model)
     if model.endswith((".edgekit", ".onnx")):
         if not path.exists():
             raise InputError("no such file", where=model, remedy="Check the path of the model.")
-        return _read_package(path) if model.endswith(".edgekit") else _read_onnx(path)
+        return _read_package(path, out) if model.endswith(".edgekit") else _read_onnx(path, out)
     from edgekit.networks.intake import intake_torch
 
-    return lambda out: {"kind": "torch", **intake_torch(model, out, weights=weights, listen=listen)}
+    return {"kind": "torch", **intake_torch(model, out, weights=weights, listen=listen)}
 
 
-def _read_onnx(path: Path) -> Reader:
-    def read(out: Path) -> dict[str, Any]:
-        from edgekit.graphs.files import read_onnx
+def _read_onnx(path: Path, out: Path) -> dict[str, Any]:
+    from edgekit.graphs.files import read_onnx
 
-        return read_onnx(path, out)
-
-    return read
+    return read_onnx(path, out)
 
 
-def _read_package(path: Path) -> Reader:
-    """Take the model out of a package: its hashes are checked first."""
+def _read_package(path: Path, out: Path) -> dict[str, Any]:
+    """Take the model out of a package: every hash is checked first."""
+    from edgekit.package import extract_package
 
-    def read(out: Path) -> dict[str, Any]:
-        from edgekit.graphs.files import read_onnx
-        from edgekit.package import extract_package
-
-        with tempfile.TemporaryDirectory() as folder:
-            package = extract_package(path, Path(folder) / "package")
-            facts = read_onnx(package.model, out)
-        facts.pop("read", None)
-        return {**package.carried_facts(), **facts}
-
-    return read
+    with tempfile.TemporaryDirectory() as folder:
+        extracted = extract_package(path, Path(folder) / "package")
+        facts = _read_onnx(extracted.model, out)
+        facts.pop("external")
+        return {**extracted.carried_facts(), **facts}
 
 
 def _key(model: str, weights: Path | None) -> str | None:
-    """Return the cache key of a model: over the files that it names; what they refer to is checked by `_known`."""
-    found: dict[str, Any] = {"revision": REVISION, "model": model if model.startswith("python:") else ""}
+    """Return the cache key of a model, over the files that it names; None when that cannot be known here."""
+    found: dict[str, Any] = {"revision": REVISION, "weights": _hash(weights) if weights else ""}
     path = Path(model)
-    if path.is_dir():
-        found["files"] = {p.relative_to(path).as_posix(): _hash(p) for p in sorted(path.rglob("*")) if p.is_file()}
-        found["name"] = path.name
+    if model.startswith("python:"):
+        found |= {"model": model, "folder": str(Path.cwd())}
+    elif path.is_dir():
+        files = {p.relative_to(path).as_posix(): _hash(p) for p in sorted(path.rglob("*")) if p.is_file()}
+        found |= {"files": files}
     elif path.is_file():
-        found["files"] = {path.name: sha256_file(path)}
-        found["folder"] = str(path.resolve().parent)
-    elif not model.startswith("python:"):
-        return None  # a hub id: the hub decides what it is today
+        found |= {"files": {path.suffix: sha256_file(path)}, "folder": str(path.resolve().parent)}
     else:
-        found["folder"] = str(Path.cwd())
-    if weights is not None:
-        if not weights.is_file():
-            raise InputError("no such file", where=str(weights), remedy="Check --weights.")
-        found["weights"] = sha256_file(weights)
+        return None  # a hub id: the hub decides what it is today
     return digest(found)
 
 
-def _known(store: Store, key: str) -> Artifact | None:
+def _known(model: str, store: Store, key: str, weights: Path | None) -> Artifact | None:
     record = store.record(key)
-    if record is None:
+    if record is None or any(_hash(Path(name)) != sha for name, sha in record.get("files", {}).items()):
         return None
-    if any(_hash(Path(name)) != sha for name, sha in record.get("files", {}).items()):
-        return None
-    return store.load(str(record["artifact"]))
+    known = store.load(str(record["artifact"]))
+    if known is not None and model.startswith("python:"):
+        from edgekit.networks.intake import is_current
+
+        return known if is_current(model, store.folder(known.id), weights=weights) else None
+    return known
 
 
 def _hash(path: Path) -> str:

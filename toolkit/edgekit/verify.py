@@ -66,9 +66,7 @@ class VerifyReport:
                 "status": _signature_status(package),
                 "key_id": signature.key_id if signature else None,
             },
-            "golden": [
-                {"variant": check.variant, "status": check.status, "text": check.text} for check in self.golden
-            ],
+            "golden": [{"variant": check.variant, "status": check.status, "text": check.text} for check in self.golden],
             "verdict": package.verdict.status,
         }
 

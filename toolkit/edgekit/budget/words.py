@@ -73,6 +73,11 @@ def merge(*budgets: Budget) -> Budget:
     return Budget(latency_ms=latency, **fields)
 
 
+def parse_size(word: str, name: str) -> int:
+    """Return the bytes of a size such as `5MB` or `200MiB`; UsageError that names the option."""
+    return _size(name, word)
+
+
 def _drop(name: str, word: str) -> float:
     amount, unit = _quantity(name, word, {"": "1", "%": "0.01"})
     if amount < 0:
@@ -129,6 +134,4 @@ def _quantity(name: str, word: str, units: Mapping[str, str], *, fold: bool = Fa
 
 
 def _wrong(name: str, word: object, what: str) -> UsageError:
-    return UsageError(
-        f"'{word}' {what}", where=name, remedy=f"Write for example {name} {_EXAMPLES.get(name, '20ms')}."
-    )
+    return UsageError(f"'{word}' {what}", where=name, remedy=f"Write for example {name} {_EXAMPLES.get(name, '20ms')}.")

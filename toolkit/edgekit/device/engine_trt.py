@@ -84,9 +84,7 @@ def trtexec_build_argv(
     argv = [trtexec, "--onnx=" + model, "--saveEngine=" + engine, "--skipInference", *trtexec_typing(version)]
     for index, option in enumerate(("--minShapes=", "--optShapes=", "--maxShapes=")):
         if shapes:
-            words = [
-                "{}:{}".format(name, "x".join(map(str, triple[index]))) for name, triple in sorted(shapes.items())
-            ]
+            words = ["{}:{}".format(name, "x".join(map(str, triple[index]))) for name, triple in sorted(shapes.items())]
             argv.append(option + ",".join(words))
     return argv
 

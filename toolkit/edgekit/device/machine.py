@@ -207,9 +207,7 @@ def state(root: str = "/") -> Dict[str, Any]:
     if temperatures:
         found["temperatures"] = temperatures
     cores = sorted(glob.glob(os.path.join(root, "sys/devices/system/cpu/cpu[0-9]*/cpufreq")))
-    clocks = [
-        int(text) / 1000 for text in (read(core, "scaling_cur_freq").strip() for core in cores) if text.isdigit()
-    ]
+    clocks = [int(text) / 1000 for text in (read(core, "scaling_cur_freq").strip() for core in cores) if text.isdigit()]
     if not clocks:
         clocks = [
             float(text) for text in re.findall(r"^cpu MHz\s*:\s*([\d.]+)", read(root, "proc/cpuinfo"), re.MULTILINE)

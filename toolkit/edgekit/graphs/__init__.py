@@ -1,1 +1,1 @@
-
+"""The room that reads, checks, measures and edits ONNX graphs."""

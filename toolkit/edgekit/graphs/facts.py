@@ -12,7 +12,7 @@ from edgekit.artifact import TensorSpec
 from edgekit.errors import UnsupportedError
 from edgekit.events import Finding
 from edgekit.graphs.edit import GraphIndex, attribute_of, graphs_in, is_standard, load_model, opset_of
-from edgekit.graphs.storage import element_count
+from edgekit.graphs.storage import element_count, tensor_bytes, tensors_in
 
 if TYPE_CHECKING:
     import onnx
@@ -55,9 +55,11 @@ def spec_of(value: onnx.ValueInfoProto) -> TensorSpec:
 
 
 def signature_of(model: onnx.ModelProto) -> dict[str, Any]:
-    """Return `{"inputs": [...], "outputs": [...]}` with TensorSpecs as dicts, as `Artifact.facts["graphs"]` holds it."""
+    """Return `{"inputs": [...], "outputs": [...]}`: TensorSpecs as dicts, as in `Artifact.facts["graphs"]`."""
     sides = {"inputs": model.graph.input, "outputs": model.graph.output}
-    return {side: msgspec.to_builtins([spec_of(value) for value in values]) for side, values in sides.items()}
+    specs = {side: [spec_of(value) for value in values] for side, values in sides.items()}
+    found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(specs))
+    return found
 
 
 def check_signature(model: onnx.ModelProto) -> None:
@@ -98,7 +100,7 @@ def foreign_operators(model: onnx.ModelProto) -> list[Finding]:
                 raise UnsupportedError(
                     f"the operator {node.op_type} of the domain '{node.domain}' is not known to onnxruntime",
                     where=f"node '{node.name}'",
-                    remedy="Export the model with standard operators, or with the custom operator as a local function.",
+                    remedy="Export the model with standard operators, or give the custom one as a local function.",
                 )
             counts[node.domain, node.op_type] += 1
             first.setdefault(node.domain, node.name)
@@ -175,6 +177,16 @@ def quantization_of(model: onnx.ModelProto) -> str:
     return ""
 
 
+def rare_types(model: onnx.ModelProto) -> list[str]:
+    """Return the names of element types in a model's tensors, inputs and outputs that few runtimes compute in."""
+    import onnx
+
+    kinds = {tensor.data_type for tensor in tensors_in(model)}
+    kinds |= {value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    names = {onnx.TensorProto.DataType.Name(kind).lower() for kind in kinds}
+    return sorted(name for name in names if name.startswith(("bfloat", "float8", "float4", "complex")))
+
+
 def facts_of(path: Path) -> tuple[dict[str, Any], list[Finding]]:
     """Return an artifact's facts for a model file, without `findings`, and the findings that go with them."""
     model = load_model(path)
@@ -201,3 +213,22 @@ def facts_of(path: Path) -> tuple[dict[str, Any], list[Finding]]:
             remedy="Give the float model to quantize it anew.",
         )
     ]
+
+
+def operators_of(path: Path) -> Counter[str]:
+    """Count a model file's operators, inner graphs included; those of other domains as `domain:operator`."""
+    return Counter(
+        node.op_type if node.domain in {"", "ai.onnx"} else f"{node.domain}:{node.op_type}"
+        for graph in graphs_in(load_model(path).graph)
+        for node in graph.node
+    )
+
+
+def weights_by_type(path: Path) -> dict[str, int]:
+    """Return element type -> bytes of all stored tensors of a model file, largest first."""
+    import onnx
+
+    found: Counter[str] = Counter()
+    for tensor in tensors_in(load_model(path)):
+        found[onnx.TensorProto.DataType.Name(tensor.data_type).lower()] += tensor_bytes(tensor)
+    return dict(found.most_common())

@@ -31,15 +31,16 @@ def read_onnx(path: Path, out: Path, *, limits: Limits = DEFAULT_LIMITS) -> dict
         limits: what reading may cost.
 
     Returns:
-        Facts of the artifact: `graphs`, `opset`, `ir`, `producer`, `domains`, `quantized`, `findings`; `licence` when
-        the model's metadata has one; `renamed_nodes` (new name -> old) when node names were not unique.
+        Facts of the artifact: `graphs`, `opset`, `ir`, `producer`, `domains`, `quantized`, `findings`, `external`
+        (names of the files beside the source that its weights lie in); `licence` when the model's metadata has one;
+        `renamed_nodes` (new name -> old) when node names were not unique.
 
     Raises:
         InputError: not an ONNX model, damaged, unsafe, too new, or over the limits.
         UnsupportedError: inputs, outputs or operators that cannot be handled; names them.
     """
     size = _regular_file(path)
-    request = {"source": os.path.abspath(path), "limits": vars(limits)}
+    request = {"source": str(path.absolute()), "limits": vars(limits)}
     try:
         return run_task("intake", request, folder=out, size=size, limits=limits)
     except EdgekitError as error:

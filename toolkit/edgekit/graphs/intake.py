@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,8 @@ from edgekit.errors import EdgekitError, InputError, UnsupportedError
 from edgekit.events import Finding
 from edgekit.graphs import storage
 from edgekit.graphs.child import Limits, confine
-from edgekit.graphs.edit import drop_inputs_of_constants, name_nodes, save_model, sort_nodes
-from edgekit.graphs.facts import check_signature, facts_of, foreign_operators, training_nodes
+from edgekit.graphs.edit import drop_inputs_of_constants, load_model, name_nodes, save_model, sort_nodes
+from edgekit.graphs.facts import check_signature, facts_of, foreign_operators, rare_types, training_nodes
 from edgekit.graphs.normal import inline_functions, make_dense, settle_dims, settle_outputs
 from edgekit.graphs.sessions import open_session
 from edgekit.graphs.versions import check_versions, raise_opset
@@ -45,7 +46,7 @@ def intake(source: str, limits: dict[str, Any]) -> dict[str, Any]:
     findings: list[Finding] = []
     model = parse(path)
     findings += check_versions(model)
-    total = check_storage(model, path.parent)
+    total, external = check_storage(model, path.parent)
     numbers = Limits(**limits).for_size(total + path.stat().st_size)
     confine(vars(numbers))
     changed = normalize(model, findings)
@@ -56,20 +57,20 @@ def intake(source: str, limits: dict[str, Any]) -> dict[str, Any]:
     except (ValueError, TypeError) as error:  # protobuf refuses strings that are not UTF-8 and sizes over 2 GiB
         raise InputError(f"the model cannot be written again: {error}", remedy=_DAMAGED) from None
     check(out)
-    open_session(out)
+    load(out)
     findings += raise_opset(out)
     settle_outputs(out)
-    findings += training_nodes(storage.load_model(out))
+    findings += training_nodes(load_model(out))
     facts, more = facts_of(out)
     if changed:
         facts["renamed_nodes"] = changed
-    return facts | {"findings": msgspec.to_builtins([*findings, *more])}
+    return facts | {"external": external, "findings": msgspec.to_builtins([*findings, *more])}
 
 
 def parse(path: Path) -> onnx.ModelProto:
     """Parse a file as an ONNX model, weights in other files left there; InputError when it is none."""
     import onnx
-    from google.protobuf.message import DecodeError
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # it ships no types
 
     try:
         size = path.stat().st_size
@@ -81,10 +82,9 @@ def parse(path: Path) -> onnx.ModelProto:
         data = path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror}", remedy="Check the path and its permissions.") from None
-    try:
+    model: onnx.ModelProto | None = None
+    with contextlib.suppress(DecodeError):
         model = onnx.ModelProto.FromString(data)
-    except DecodeError:
-        model = None
     if model is None or not model.HasField("graph") or not model.ir_version:
         raise InputError(f"is not an ONNX model: {_what_it_is(data)}", remedy=_DAMAGED)
     return model
@@ -105,15 +105,18 @@ def _what_it_is(data: bytes) -> str:
     return "it does not parse as one; it is cut short, damaged or of another format"
 
 
-def check_storage(model: onnx.ModelProto, folder: Path) -> int:
-    """Check that every tensor's dims, type and place of storage make sense; return the bytes of all tensors.
+def check_storage(model: onnx.ModelProto, folder: Path) -> tuple[int, list[str]]:
+    """Check that every tensor's dims, type and place of storage make sense.
+
+    Returns:
+        The bytes of all tensors, and the files besides the model's that hold some, relative to its folder.
 
     Raises:
         InputError: names the tensor.
     """
     import onnx
 
-    total = 0
+    total, files = 0, set[str]()
     for tensor in storage.tensors_in(model):
         where = f"tensor '{tensor.name}'"
         if any(dim < 0 for dim in tensor.dims):
@@ -124,11 +127,11 @@ def check_storage(model: onnx.ModelProto, folder: Path) -> int:
                 raise InputError("strings cannot be external data", where=where, remedy=_DAMAGED)
             reference = storage.reference_of(tensor)
             with storage.open_external(folder, reference, tensor=tensor.name):
-                pass
+                files.add(reference.location)
         elif size > MAX_PROTOBUF or (tensor.HasField("raw_data") and len(tensor.raw_data) != size):
             raise InputError(f"its dims {list(tensor.dims)[:8]} do not fit its values", where=where, remedy=_DAMAGED)
         total += size
-    return total
+    return total, sorted(files)
 
 
 def normalize(model: onnx.ModelProto, findings: list[Finding]) -> dict[str, str]:
@@ -165,6 +168,23 @@ def normalize(model: onnx.ModelProto, findings: list[Finding]) -> dict[str, str]
 
 def _note(rule: str, node: str, text: str) -> Finding:
     return Finding(severity="note", node=node, rule=rule, text=text)
+
+
+def load(path: Path) -> None:
+    """Load a model file in onnxruntime, as a check.
+
+    Raises:
+        UnsupportedError: there is no kernel for something in it; names types that few kernels take.
+        InputError: it does not load.
+    """
+    try:
+        open_session(path)
+    except UnsupportedError as error:
+        rare = rare_types(load_model(path))
+        if not rare:
+            raise
+        text = f"{error.text}; the model uses {', '.join(rare)}"
+        raise UnsupportedError(text, where=error.where, remedy=error.remedy) from None
 
 
 def check(path: Path) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekit.errors import InputError
-from edgekit.graphs.storage import graphs_in, load_model, save_model, tensor_bytes, value_of
+from edgekit.graphs.saving import load_model
+from edgekit.graphs.storage import graphs_in, tensor_bytes, value_of
 
 if TYPE_CHECKING:
     import onnx
@@ -22,7 +23,7 @@ def inline_functions(model: onnx.ModelProto) -> None:
     Raises:
         InputError: they cannot be inlined (recursion, missing opsets).
     """
-    import onnx
+    import onnx.inliner
 
     if not model.functions:
         return
@@ -30,7 +31,8 @@ def inline_functions(model: onnx.ModelProto) -> None:
         inlined = onnx.inliner.inline_local_functions(model)
     except Exception as error:  # noqa: BLE001 - the C++ inliner raises RuntimeError and others without a common base
         raise InputError(
-            f"its local functions cannot be inlined: {' '.join(str(error).split())[:300]}", remedy="Export it without functions."
+            f"its local functions cannot be inlined: {' '.join(str(error).split())[:300]}",
+            remedy="Export it without functions.",
         ) from None
     model.CopyFrom(inlined)
 
@@ -50,16 +52,18 @@ def make_dense(graph: onnx.GraphProto) -> list[str]:
             where = f"tensor '{name}'"
             shape = onnx.TensorProto(dims=dims, data_type=sparse.values.data_type)
             if any(dim < 0 for dim in dims) or tensor_bytes(shape) > _MAX_DENSE:
-                raise InputError(f"a sparse weight of dims {dims} is too large", where=where, remedy="Store it densely.")
+                raise InputError(
+                    f"a sparse weight of dims {dims} is too large", where=where, remedy="Store it densely."
+                )
             dense = np.zeros(dims, dtype=onnx.helper.tensor_dtype_to_np_dtype(sparse.values.data_type))
             try:
                 values, indices = value_of(sparse.values), value_of(sparse.indices)
                 flat = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), tuple(dims))
-                if flat.size and (flat.min() < 0 or flat.max() >= dense.size):
-                    raise IndexError("index out of range")
-                dense.reshape(-1)[flat] = values
+                np.put(dense, flat, values, mode="raise")
             except (ValueError, IndexError, TypeError) as error:
-                raise InputError(f"a sparse weight is damaged: {error}", where=where, remedy="Export it again.") from None
+                raise InputError(
+                    f"a sparse weight is damaged: {error}", where=where, remedy="Export it again."
+                ) from None
             inner.initializer.append(onnx.numpy_helper.from_array(dense, name=name))
             made.append(name)
         del inner.sparse_initializer[:]
@@ -76,12 +80,17 @@ def settle_dims(graph: onnx.GraphProto) -> None:
         InputError: an input has no shape at all.
     """
     taken = {
-        dim.dim_param for value in (*graph.input, *graph.output) for dim in value.type.tensor_type.shape.dim if dim.dim_param
+        dim.dim_param
+        for value in (*graph.input, *graph.output)
+        for dim in value.type.tensor_type.shape.dim
+        if dim.dim_param
     }
     for value in graph.input:
         if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
             raise InputError(
-                "has no declared shape", where=f"input '{value.name}'", remedy="Export the model with the input's rank."
+                "has no declared shape",
+                where=f"input '{value.name}'",
+                remedy="Export the model with the input's rank.",
             )
     for value in (*graph.input, *graph.output):
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):

@@ -10,7 +10,8 @@ from edgekit.errors import EdgekitError, InputError
 from edgekit.events import Finding
 from edgekit.graphs.edit import drop_inputs_of_constants, load_model, name_nodes, opset_of, sort_nodes
 from edgekit.graphs.feeds import index_bounds, random_feed
-from edgekit.graphs.storage import is_external, save_model, tensors_in
+from edgekit.graphs.saving import save_model
+from edgekit.graphs.storage import is_external, tensors_in
 
 if TYPE_CHECKING:
     import onnx
@@ -57,7 +58,9 @@ def check_versions(model: onnx.ModelProto) -> list[Finding]:
         InputError: the opset or the IR version is newer than what is installed reads; names both numbers.
     """
     ir, opset = runtime_limits()
-    remedy = "Export the model with an older version (opset 17 to 20 suit most devices), or update onnx and onnxruntime."
+    remedy = (
+        "Export the model with an older version (opset 17 to 20 suit most devices), or update onnx and onnxruntime."
+    )
     found = opset_of(model)
     if found > opset:
         raise InputError(f"opset {found} is newer than the runtime reads (maximum supported: {opset})", remedy=remedy)
@@ -67,20 +70,25 @@ def check_versions(model: onnx.ModelProto) -> list[Finding]:
     if _has_unknown_fields(model):
         raise InputError(text, remedy=remedy)
     model.ir_version = ir
-    return [Finding(severity="note", node="", rule="ir-lowered", text=f"{text}; the model uses nothing of it and was lowered")]
+    return [
+        Finding(
+            severity="note", node="", rule="ir-lowered", text=f"{text}; the model uses nothing of it and was lowered"
+        )
+    ]
 
 
 def _has_unknown_fields(model: onnx.ModelProto) -> bool:
-    plain = type(model)()
+    plain: onnx.ModelProto = type(model)()
     plain.CopyFrom(model)
     plain.DiscardUnknownFields()
-    return plain.ByteSize() != model.ByteSize()
+    return bool(plain.ByteSize() != model.ByteSize())
 
 
 def raise_opset(path: Path) -> list[Finding]:
     """Bring a model file older than `WANTED_OPSET` up to it, when the converted model gives the same results.
 
-    The file is replaced; when conversion or comparison is not possible the model stays as it is and a finding says why.
+    The file is replaced; when conversion or comparison is not possible the model stays as it is and a finding says
+    why.
     """
     model = load_model(path)
     before = opset_of(model)

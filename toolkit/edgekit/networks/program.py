@@ -154,9 +154,7 @@ def _samples(
             ) from error
         tensors = [leaf for leaf in _pytree.tree_leaves(loaded) if isinstance(leaf, torch.Tensor)]
         shapes = [tuple(tensor.shape) for tensor in tensors]
-        if len(tensors) == len(wanted) and all(
-            len(a) == b.dim() for a, b in zip(shapes, wanted.values(), strict=True)
-        ):
+        if len(tensors) == len(wanted) and all(len(a) == b.dim() for a, b in zip(shapes, wanted.values(), strict=True)):
             return dict(zip(wanted, tensors, strict=True)), []
     return {name: _random(value) for name, value in wanted.items()}, [_NO_SAMPLES]
 

@@ -67,9 +67,7 @@ def _program_network(folder: Path, record: dict[str, Any]) -> Network:
         arguments, keywords = _pytree.tree_unflatten(values, in_spec)
         return module(*arguments, **keywords)
 
-    return Network(
-        module=module, examples=examples, axes=axes, sizes=sizes, checks=checks, call=call, program=program
-    )
+    return Network(module=module, examples=examples, axes=axes, sizes=sizes, checks=checks, call=call, program=program)
 
 
 def _program_axes(

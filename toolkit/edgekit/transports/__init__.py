@@ -1,1 +1,1 @@
-
+"""Transports: one file a way to a machine, found by `edgekit.transport.TRANSPORTS`."""

@@ -1,0 +1,22 @@
+"""What all tests share: the marker for system packages, and fixtures of machines."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+pytest_plugins = ["sshd"]
+
+PROGRAMS = {"openssh-server": "sshd"}
+"""Package of tests/system-packages.txt -> a program that it brings."""
+SYSTEM_PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+
+
+def pytest_runtest_setup(item):
+    for mark in item.iter_markers("system"):
+        for package in mark.args:
+            if shutil.which(PROGRAMS[package], path=SYSTEM_PATH) is None:
+                refuse = pytest.fail if os.environ.get("EDGEKIT_REQUIRE_SYSTEM") == "1" else pytest.skip
+                refuse(f"needs Debian package {package}")

@@ -1,0 +1,273 @@
+"""The gate: what a candidate loses against the original, how fast, big and hungry it is, and where that was found."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from edgekit import events
+from edgekit.artifact import MAIN, Artifact, TensorSpec, digest
+from edgekit.budget import Budget, Figure, Provenance
+from edgekit.data import Dataset, Samples
+from edgekit.errors import InputError, UnsupportedError
+from edgekit.evaluate import Comparison, evaluate, figures, load_outputs, run_onnx, save_outputs
+from edgekit.events import Finding
+from edgekit.exporter import Exporter
+from edgekit.metrics import Metric, default_metric, find_metric
+from edgekit.profile import Profile
+from edgekit.score import Score
+from edgekit.store import Store
+from edgekit.target import Bundle, Feed, Target
+
+Split = Literal["calibration", "evaluation"]
+
+OUTPUTS = "outputs.npz"
+"""File of an artifact of kind `outputs`: what `evaluate.save_outputs` wrote."""
+
+RUNS = 100
+"""Timed runs; a p99 budget takes three times as many."""
+
+STAND_IN: Provenance = "simulated"
+"""How outputs of this machine's CPU kernels stand for a device that is not at hand."""
+
+MODEL_FILES = frozenset({".onnx", ".data", ".bin"})
+"""What counts as size: the files that a device loads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What was found out about one candidate.
+
+    Attributes:
+        figures: of the candidate.
+        original: the same figures of the model it was made from, as far as they are known.
+        findings: of the outputs and of the target.
+        fingerprint: what the target is; empty without one.
+    """
+
+    figures: tuple[Figure, ...]
+    original: tuple[Figure, ...]
+    findings: tuple[Finding, ...]
+    fingerprint: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """Holds candidates against one original on one data set.
+
+    Attributes:
+        reference: the float original, kind `onnx`.
+        data: the data set; without it nothing can be said about accuracy.
+        metric: what is judged; None: by the kind of the labels.
+        budget: what must be kept.
+    """
+
+    store: Store
+    profile: Profile
+    exporter: Exporter
+    reference: Artifact
+    data: Dataset | None
+    metric: str | None
+    budget: Budget
+    threads: int = 1
+    seed: int = 0
+    listen: events.Listener = events.ignore
+
+    @cached_property
+    def judged_by(self) -> Metric:
+        """The metric."""
+        if self.metric is not None:
+            return find_metric(self.metric)
+        return default_metric(self.data.evaluation.labels if self.data and len(self.data.evaluation) else None)
+
+    @cached_property
+    def batched(self) -> bool:
+        """Whether axis 0 of every input and output counts the samples."""
+        return is_batched(self.reference.specs("inputs"), self.reference.specs("outputs"))
+
+    def compare(self, split: Split, outputs: Iterable[Feed]) -> Comparison:
+        """Hold a candidate's outputs on one split against the original's."""
+        samples = self._samples(split)
+        return evaluate(
+            load_outputs(self.reference_outputs(split)),
+            outputs,
+            samples.labels,
+            self.judged_by,
+            batched=self.batched,
+            seed=self.seed,
+        )
+
+    @property
+    def reference_id(self) -> str | None:
+        """Id of the artifact with the original's outputs on the evaluation split; None without one."""
+        return self._outputs("evaluation").id if self.data is not None and len(self.data.evaluation) else None
+
+    def reference_outputs(self, split: Split) -> Path:
+        """Return the file with the original's outputs on one split; computed once, then taken from the store."""
+        return self.store.folder(self._outputs(split).id) / OUTPUTS
+
+    def _outputs(self, split: Split) -> Artifact:
+        assert self.data is not None
+        key = digest(["outputs", self.reference.id, self.data.id, split, self.batched, _version("onnxruntime")])
+        record = self.store.record(key)
+        known = self.store.load(str(record["artifact"])) if record else None
+        if known is None:
+            model = self.store.folder(self.reference.id)
+            with self.store.staging() as out:
+                save_outputs(out / OUTPUTS, run_onnx(model, self.feeds(split, "original"), threads=self.threads))
+                known = self.store.publish(out, "outputs", {"split": split, "data": self.data.id}, ())
+            self.store.remember(key, {"artifact": known.id})
+        return known
+
+    def feeds(self, split: Split, label: str) -> Iterator[Feed]:
+        """Yield the feeds of a split, telling progress."""
+        return feeds_of(self._samples(split), f"{split}: {label}", self.listen)
+
+    def score(self, candidate: Artifact) -> Score:
+        """Rank a candidate among others: accuracy on the calibration data (never on the evaluation data), time, size.
+
+        Whether it is within the budget goes by point estimates here; the verdict alone decides with intervals.
+        """
+        drop, size = None, model_size(self.store.folder(candidate.id))
+        if self.data is not None and len(self.data.calibration):
+            model = self.store.folder(candidate.id)
+            outputs = run_onnx(model, self.feeds("calibration", "candidate"), threads=self.threads)
+            drop = self.compare("calibration", outputs).drop
+        latency = next((f.value for f in self.estimate(candidate) if f.name == "latency-p50"), None)
+        known = [("latency", latency, min(self.budget.latency_ms.values(), default=None))]
+        known += [("size", size.value, self.budget.max_size), ("drop", drop, self.budget.max_drop)]
+        within = all(value is None or limit is None or value <= limit for _, value, limit in known)
+        return Score(within=within, latency_ms=latency, size=int(size.value or 0), drop=drop)
+
+    def estimate(self, artifact: Artifact) -> tuple[Figure, ...]:
+        """Predict what can be predicted; nothing for a graph whose shapes are open."""
+        try:
+            return self.exporter.estimate(artifact, self.store.folder(artifact.id), self.profile)
+        except InputError as error:
+            why = str(error).replace("\n", " ")
+            return (
+                Figure(
+                    name="latency-p50",
+                    value=None,
+                    unit="ms",
+                    provenance="predicted",
+                    on=self.profile.name,
+                    note=f"no prediction: {why}",
+                ),
+            )
+
+    def trial(self, bundle: Bundle, target: Target | None, candidate: Artifact) -> Trial:
+        """Run a compiled candidate on the evaluation data and measure it.
+
+        Args:
+            bundle: what the exporter compiled.
+            candidate: what it was compiled from.
+            target: where it runs; None: accuracy on this machine's CPU kernels (`simulated`), latency predicted.
+        """
+        original = [model_size(self.store.folder(self.reference.id))]
+        if target is None:
+            place, provenance = f"onnxruntime {_version('onnxruntime')} CPU kernels here", STAND_IN
+            found = self.estimate(candidate)
+            original += self.estimate(self.reference)
+        else:
+            provenance = target.provenance
+            found = target.measure(bundle, self._one_feed(), runs=self._runs, threads=self.threads)
+            place = found[0].on
+            original += self._measure_original(bundle, target)
+        accuracy, findings = self._accuracy(bundle, target, place, provenance)
+        original.append(Figure(name="drop", value=0.0, unit="1", provenance=provenance, on=place))
+        return Trial(
+            figures=(*accuracy, *found, model_size(bundle.folder)),
+            original=tuple(original),
+            findings=(*findings, *(target.findings if target else ())),
+            fingerprint=target.fingerprint() if target else {},
+        )
+
+    def seeded_feeds(self) -> list[Feed]:
+        """Return random feeds that the original accepts: golden inputs where there is no data."""
+        from edgekit.graphs.edit import load_model
+        from edgekit.graphs.seeded import SeededSamples
+        from edgekit.graphs.sessions import open_session
+
+        folder = self.store.folder(self.reference.id)
+        path = folder / MAIN
+        samples = SeededSamples(
+            open_session(path), load_model(path), folder, self.reference.specs("inputs"), seed=self.seed
+        )
+        return [samples.sample(index) for index in range(len(samples))]
+
+    @property
+    def golden_samples(self) -> Samples | None:
+        """The split that golden inputs come from; None without data."""
+        if self.data is None:
+            return None
+        return self.data.evaluation if len(self.data.evaluation) else self.data.calibration
+
+    @property
+    def _runs(self) -> int:
+        return 3 * RUNS if "p99" in self.budget.latency_ms else RUNS
+
+    def _accuracy(
+        self, bundle: Bundle, target: Target | None, place: str, provenance: Provenance
+    ) -> tuple[tuple[Figure, ...], tuple[Finding, ...]]:
+        if self.data is None or not len(self.data.evaluation):
+            why = "there is no data" if self.data is None else "too few samples for an evaluation split"
+            note = f"accuracy was not looked at: {why}"
+            return (Figure(name="drop", value=None, unit="1", provenance=provenance, on=place, note=note),), ()
+        feeds = self.feeds("evaluation", "candidate")
+        if target is None:
+            outputs = run_onnx(bundle.folder / str(bundle.facts["model"]), feeds, threads=self.threads)
+        else:
+            outputs = target.run(bundle, feeds)
+        comparison = self.compare("evaluation", outputs)
+        return figures(comparison, on=place, provenance=provenance), comparison.findings
+
+    def _measure_original(self, bundle: Bundle, target: Target) -> tuple[Figure, ...]:
+        """Measure the original on the same target, in the same way: what `never ship worse` compares with."""
+        original = Bundle(folder=self.store.folder(self.reference.id), facts={**bundle.facts, "model": MAIN})
+        try:
+            return target.measure(original, self._one_feed(), runs=RUNS, threads=self.threads)
+        except UnsupportedError:
+            return ()  # the runtime needs another form of the graph than the float original has
+
+    def _one_feed(self) -> Feed:
+        samples = self.golden_samples
+        return samples.sample(0) if samples is not None and len(samples) else self.seeded_feeds()[0]
+
+    def _samples(self, split: Split) -> Samples:
+        assert self.data is not None
+        return self.data.calibration if split == "calibration" else self.data.evaluation
+
+
+def is_batched(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
+    """Tell whether axis 0 of every input and output counts the samples: one named axis that all share."""
+    first = {spec.shape[0] if spec.shape else None for spec in (*inputs, *outputs)}
+    return len(first) == 1 and isinstance(next(iter(first)), str)
+
+
+def feeds_of(samples: Samples, label: str, listen: events.Listener) -> Iterator[Feed]:
+    """Yield samples one by one, as a device sees them: dynamic quantization takes its scales from what comes together."""
+    for done in range(len(samples)):
+        listen(events.Progress(label=label, done=done, total=len(samples)))
+        yield samples.sample(done)
+
+
+def model_size(folder: Path) -> Figure:
+    """Return the bytes of the files that a device loads from a folder."""
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in MODEL_FILES)
+    return Figure(name="size", value=float(size), unit="B", provenance="measured", on="model files")
+
+
+def findings_of(artifact: Artifact) -> list[Finding]:
+    """Return the findings of the stages that made an artifact."""
+    return msgspec.convert(artifact.facts.get("findings", []), list[Finding])
+
+
+def _version(distribution: str) -> str:
+    return importlib.metadata.version(distribution)

@@ -1,0 +1,305 @@
+"""The one form of a graph that quantization and casting work on: float32, opset 13 or later, weights as initializers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgekit.errors import InputError, UnsupportedError
+from edgekit.events import Finding
+from edgekit.graphs.edit import (
+    GraphIndex,
+    attribute_of,
+    constant_tensor,
+    drop_dead,
+    drop_inputs_of_constants,
+    graphs_in,
+    is_standard,
+    load_model,
+    name_nodes,
+    opset_of,
+    sort_nodes,
+)
+from edgekit.graphs.storage import is_external
+from edgekit.graphs.widen import widen
+
+if TYPE_CHECKING:
+    import onnx
+
+LEAST_OPSET = 13
+"""The first opset with scales per channel."""
+
+KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc"})
+
+_CONSTANTS_APART = 4  # first IR version in which an initializer need not be an input
+_ASYMMETRIC_BEFORE = 11  # opset from which Resize knows coordinate transformations
+_FOLDED = ("Cast", "Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "ConstantOfShape")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Canonical:
+    """A model in canonical form.
+
+    Attributes:
+        model: the graph; weights may lie in external files of `folder`.
+        folder: the folder of the file it was read from.
+        findings: what was changed and is worth knowing.
+    """
+
+    model: onnx.ModelProto
+    folder: Path
+    findings: tuple[Finding, ...]
+
+
+def canonical(path: Path) -> Canonical:
+    """Read a model and bring it into canonical form; the file is not changed.
+
+    Functions are inlined, node names made unique, initializers taken out of the inputs, Constant nodes and what Cast,
+    Transpose or Reshape make of constants become initializers, half and bfloat16 arithmetic becomes float32, Gemm
+    loses its factors, and an opset below 13 is raised.
+
+    Raises:
+        InputError: an opset or IR that is newer than this edgekit reads, or that cannot be raised to 13.
+        UnsupportedError: an operator of a domain that no runtime here knows.
+    """
+    model = load_model(path)
+    _check_versions(model)
+    model = _inlined(model)
+    if drop_inputs_of_constants(model.graph):
+        model.ir_version = max(model.ir_version, _CONSTANTS_APART)
+    for graph in graphs_in(model.graph):
+        for node in graph.node:
+            node.domain = "" if node.domain == "ai.onnx" else node.domain
+    name_nodes(model)
+    _check_domains(model)
+    findings: list[Finding] = []
+    if opset_of(model) < LEAST_OPSET:
+        model = _raised(model, findings)
+    for graph in graphs_in(model.graph):
+        _lift_constants(graph)
+        sort_nodes(graph)
+        _fold_weights(graph, path.parent)
+    findings += widen(model, path.parent)
+    for graph in graphs_in(model.graph):
+        _plain_gemms(model.graph, graph, path.parent)
+    name_nodes(model)
+    drop_dead(model.graph)
+    return Canonical(model=model, folder=path.parent, findings=tuple(findings))
+
+
+def _check_versions(model: onnx.ModelProto) -> None:
+    import onnx
+
+    newest = onnx.defs.onnx_opset_version()
+    if opset_of(model) > newest:
+        raise InputError(
+            f"opset {opset_of(model)} is newer than the maximum supported, {newest}",
+            where="opset_import",
+            remedy=f"Export the model with opset {newest} or lower.",
+        )
+    if model.ir_version > onnx.IR_VERSION:
+        raise InputError(
+            f"IR version {model.ir_version} is newer than the maximum supported, {onnx.IR_VERSION}",
+            where="ir_version",
+            remedy="Save the model with an older onnx package.",
+        )
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    if not model.functions:
+        return model
+    import onnx.inliner
+
+    return onnx.inliner.inline_local_functions(model)
+
+
+def _check_domains(model: onnx.ModelProto) -> None:
+    for graph in graphs_in(model.graph):
+        for node in graph.node:
+            if node.domain not in KNOWN_DOMAINS:
+                raise UnsupportedError(
+                    f"the operator {node.domain}::{node.op_type} is not known to onnxruntime, so the model cannot be run",
+                    where=f"node '{node.name}'",
+                    remedy="Replace it by standard operators, or export it as a function of the model.",
+                )
+
+
+def _raised(model: onnx.ModelProto, findings: list[Finding]) -> onnx.ModelProto:
+    import onnx
+    from onnx import version_converter
+
+    before = opset_of(model)
+    # the converter leaves out that Upsample and the first Resize count pixels from their corners
+    from_corner = {node.output[0] for node in model.graph.node if is_standard(node, "Upsample", "Resize")}
+    try:
+        converted = version_converter.convert_version(model, LEAST_OPSET)
+        onnx.checker.check_model(converted)
+    except Exception as error:  # noqa: BLE001 - the converter's C++ errors have no common base
+        raise InputError(
+            f"opset {before} cannot be raised to {LEAST_OPSET}, the first with scales per channel: "
+            f"{str(error).strip().splitlines()[0][:200]}",
+            where="opset_import",
+            remedy=f"Export the model with opset {LEAST_OPSET} or later (17 is safe).",
+        ) from None
+    if before < _ASYMMETRIC_BEFORE:
+        for node in converted.graph.node:
+            if is_standard(node, "Resize") and node.output[0] in from_corner:
+                _set(node, "coordinate_transformation_mode", "asymmetric")
+                _set(node, "nearest_mode", "floor")
+    name_nodes(converted)
+    text = f"opset {before} was raised to {LEAST_OPSET}, the first with scales per channel"
+    findings.append(Finding(severity="note", node="", rule="opset-raised", text=text))
+    return converted
+
+
+def _set(node: onnx.NodeProto, name: str, value: Any) -> None:
+    import onnx
+
+    kept = [attribute for attribute in node.attribute if attribute.name != name]
+    del node.attribute[:]
+    node.attribute.extend([*kept, onnx.helper.make_attribute(name, value)])
+
+
+def _lift_constants(graph: onnx.GraphProto) -> None:
+    """Turn Constant nodes into initializers of the same graph."""
+    outputs = {value.name for value in graph.output}
+    for index in range(len(graph.node) - 1, -1, -1):
+        node = graph.node[index]
+        tensor = constant_tensor(node)
+        if tensor is None or node.output[0] in outputs:
+            continue
+        held = graph.initializer.add()
+        held.CopyFrom(tensor)
+        held.name = node.output[0]
+        del graph.node[index]
+
+
+def _fold_weights(graph: onnx.GraphProto, folder: Path) -> None:
+    """Compute what stands between a constant and its reader, unless that would store a shared constant twice."""
+    import onnx
+
+    constants = {tensor.name for tensor in graph.initializer}
+    for index in range(len(graph.node)):
+        node = graph.node[index]
+        if not is_standard(node, *_FOLDED) or not node.input or node.input[0] not in constants:
+            continue
+        around = GraphIndex(graph, folder)
+        source = around.initializers.get(node.input[0])
+        alone = len(around.consumers.get(node.input[0], [])) == 1 and node.input[0] not in around.outputs
+        if source is None or node.output[0] in around.outputs or not (alone or _shrinks(node)):
+            continue
+        others = [around.value(name) for name in node.input[1:] if name]
+        values = around.value(node.input[0])
+        result = None if values is None else _computed(node, values, others)
+        if result is not None:
+            graph.initializer.append(onnx.numpy_helper.from_array(result, node.output[0]))
+            constants.add(node.output[0])
+            if alone:
+                graph.initializer.remove(source)
+            node.Clear()
+    kept = [node for node in graph.node if node.op_type]
+    copies = [type(node).FromString(node.SerializeToString()) for node in kept]
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+def _shrinks(node: onnx.NodeProto) -> bool:
+    return node.op_type in {"Identity", "Cast", "ConstantOfShape"}
+
+
+def _computed(node: onnx.NodeProto, values: npt.NDArray[Any], others: list[Any]) -> npt.NDArray[Any] | None:
+    import onnx
+
+    if any(other is None for other in others):
+        return None
+    if node.op_type == "Identity":
+        return np.array(values)
+    if node.op_type == "Cast":
+        to = attribute_of(node, "to")
+        wide = to in {onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE} and values.dtype.kind in "fV"
+        return values.astype(onnx.helper.tensor_dtype_to_np_dtype(to)) if wide else None
+    if node.op_type == "ConstantOfShape":
+        fill = attribute_of(node, "value")
+        value = np.zeros(1, np.float32) if fill is None else onnx.numpy_helper.to_array(fill)
+        return np.full(tuple(values), value.ravel()[0], value.dtype) if value.dtype.kind == "f" else None
+    if values.dtype.kind not in "fV" and values.dtype.name != "bfloat16":
+        return None
+    return _rearranged(node, values, others)
+
+
+def _rearranged(node: onnx.NodeProto, values: npt.NDArray[Any], others: list[Any]) -> npt.NDArray[Any] | None:
+    if node.op_type == "Transpose":
+        return np.ascontiguousarray(values.transpose(attribute_of(node, "perm", list(range(values.ndim))[::-1])))
+    if node.op_type == "Flatten":
+        axis = attribute_of(node, "axis", 1) % (values.ndim + 1)
+        return values.reshape(int(np.prod(values.shape[:axis])), -1)
+    if node.op_type == "Reshape":
+        asked = [int(dim) for dim in others[0]]
+        if 0 in asked and attribute_of(node, "allowzero", 0):
+            return None
+        return values.reshape([values.shape[i] if dim == 0 else dim for i, dim in enumerate(asked)])
+    if node.op_type == "Unsqueeze" and others:
+        return np.expand_dims(values, tuple(int(axis) for axis in others[0]))
+    if node.op_type == "Squeeze":
+        return np.squeeze(values, tuple(int(axis) for axis in others[0]) if others else None)
+    return None
+
+
+def _plain_gemms(root: onnx.GraphProto, graph: onnx.GraphProto, folder: Path) -> None:
+    """Fold alpha and beta of a Gemm into constants; a bias that is no vector over the outputs becomes an Add."""
+    index = GraphIndex(graph, folder)
+    shared = {name for inner in graphs_in(root) if inner is not graph for node in inner.node for name in node.input}
+    extra: list[tuple[int, onnx.NodeProto]] = []
+    for position, node in enumerate(graph.node):
+        if is_standard(node, "Gemm"):
+            for operand, factor in ((1, "alpha"), (2, "beta")):
+                _fold_factor(index, node, operand, factor, shared)
+            if (addition := _split_bias(index, node)) is not None:
+                extra.append((position + 1, addition))
+    for offset, (position, addition) in enumerate(extra):
+        graph.node.insert(position + offset, addition)
+
+
+def _fold_factor(index: GraphIndex, node: onnx.NodeProto, operand: int, factor: str, shared: set[str]) -> None:
+    import onnx
+
+    value = float(attribute_of(node, factor, 1.0))
+    if value == 1.0:
+        return
+    name = node.input[operand] if len(node.input) > operand else ""
+    tensor = index.initializers.get(name)
+    if name and (tensor is None or len(index.consumers[name]) > 1 or name in shared or name in index.outputs):
+        return
+    if tensor is not None:
+        values = index.value(name)
+        assert values is not None
+        tensor.CopyFrom(onnx.numpy_helper.from_array((values * np.float32(value)).astype(values.dtype), name))
+    elif factor == "alpha":
+        return
+    _set(node, factor, 1.0)
+
+
+def _split_bias(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
+    """Take a bias that is no constant vector over the outputs out of a Gemm; return the Add that takes its place."""
+    import onnx
+
+    if len(node.input) < 3 or not node.input[2] or attribute_of(node, "beta", 1.0) != 1.0:  # noqa: PLR2004 - A, B, C
+        return None
+    bias = index.initializers.get(node.input[2])
+    weight = index.initializers.get(node.input[1])
+    if weight is None:
+        return None
+    width = weight.dims[0 if attribute_of(node, "transB", 0) else 1]
+    if bias is not None and list(bias.dims) in ([width], [1, width]):
+        if len(bias.dims) > 1 and not is_external(bias) and len(index.consumers[bias.name]) == 1:
+            bias.dims[:] = [width]
+        return None
+    product = index.fresh_name(node.output[0] + "_product")
+    addition = onnx.helper.make_node("Add", [product, node.input[2]], [node.output[0]], name=node.name + "_bias")
+    node.output[0] = product
+    del node.input[2]
+    return addition

@@ -1,0 +1,164 @@
+"""Running work on an untrusted model in a child process: a crash or a bomb there is an error here, not the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgekit import errors
+from edgekit.errors import EdgekitError, InputError
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a child process may use.
+
+    Attributes:
+        memory: bytes of address space; None: 6 GiB and four times the model's size.
+        file: bytes of the largest file it may write; None: 1 GiB and twice the model's size.
+        cpu_seconds: seconds of CPU time.
+        wall_seconds: seconds by the clock.
+    """
+
+    memory: int | None = None
+    file: int | None = None
+    cpu_seconds: int = 1800
+    wall_seconds: float = 1800.0
+
+    def for_size(self, size: int) -> Limits:
+        """Return limits with numbers, for a model of `size` bytes."""
+        return Limits(
+            memory=self.memory if self.memory is not None else 6 * GIB + 4 * size,
+            file=self.file if self.file is not None else GIB + 2 * size,
+            cpu_seconds=self.cpu_seconds,
+            wall_seconds=self.wall_seconds,
+        )
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def run_task(
+    task: str,
+    request: dict[str, Any],
+    *,
+    folder: Path,
+    size: int = 0,
+    limits: Limits = DEFAULT_LIMITS,
+    deadline: float | None = None,
+) -> dict[str, Any]:
+    """Run a task of `edgekit.graphs.probe` in a child process and return its result.
+
+    Args:
+        task: the task's name.
+        request: its arguments, as JSON values.
+        folder: the child's working folder; it opens the files there by bare names.
+        size: bytes of the model, for limits that grow with it.
+        limits: what the child may use.
+        deadline: `time.monotonic()` value by which it must end, or None.
+
+    Raises:
+        EdgekitError: whatever class the task raised; InputError when the child crashed or went over a limit.
+    """
+    numbers = limits.for_size(size)
+    seconds = limits.wall_seconds if deadline is None else min(limits.wall_seconds, deadline - time.monotonic())
+    with tempfile.TemporaryDirectory(prefix="edgekit-probe-") as name:
+        private = Path(name)
+        order = {"task": task, "request": request, "limits": vars(numbers)}
+        (private / "request.json").write_text(json.dumps(order), encoding="ascii")
+        status = _spawn(private, folder, max(seconds, 0.1))
+        if status == 0 and (private / "result.json").exists():
+            return _answer(json.loads((private / "result.json").read_text(encoding="ascii")))
+        log = (private / "log").read_text(encoding="utf-8", errors="replace")
+        if status == 1 and "Traceback" in log:
+            raise EdgekitError(f"the task '{task}' on a model failed: {_last_line(log)}")
+        raise _crash(status, log, numbers, seconds)
+
+
+def _spawn(private: Path, folder: Path, seconds: float) -> int | None:
+    """Run the child and return its exit status (negative: a signal); None when it took too long."""
+    argv = [sys.executable, "-P", "-m", "edgekit.graphs.probe", str(private)]
+    with (private / "log").open("wb") as log:
+        child = subprocess.Popen(
+            argv,
+            cwd=folder,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+
+def _environment() -> dict[str, str]:
+    """Give the child what it needs to find its modules, and the same hash seed every time."""
+    import edgekit
+
+    home = str(Path(edgekit.__file__).resolve().parent.parent)
+    path = [home, *(entry for entry in sys.path if Path(entry).is_absolute() and entry != home)]
+    kept = {key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG") if key in os.environ}
+    return kept | {"PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
+
+
+def _answer(answer: dict[str, Any]) -> dict[str, Any]:
+    failure = answer.get("error")
+    if failure is None:
+        result: dict[str, Any] = answer["result"]
+        return result
+    classes = {
+        kind.kind: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, EdgekitError)
+    }
+    raise classes[failure["kind"]](failure["text"], where=failure["where"], remedy=failure["remedy"])
+
+
+def _crash(status: int | None, log: str, limits: Limits, seconds: float) -> InputError:
+    remedy = "The model is damaged, or larger than the limits allow; check it with onnx.checker.check_model."
+    if status is None:
+        return InputError(f"work on the model was stopped after {seconds:.0f} s", remedy=remedy)
+    if status == -signal.SIGXCPU:
+        return InputError(f"work on the model was stopped after {limits.cpu_seconds} s of CPU time", remedy=remedy)
+    if status == -signal.SIGXFSZ:
+        return InputError(f"work on the model wrote a file of more than {limits.file} bytes", remedy=remedy)
+    how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    return InputError(f"work on the model ended with {how}: {_last_line(log)}", remedy=remedy)
+
+
+def _last_line(log: str) -> str:
+    return (log.strip().splitlines() or ["no message"])[-1][:300]
+
+
+def confine(limits: dict[str, Any]) -> None:
+    """Put this process under limits; called by the child before it imports anything that reads models.
+
+    They are soft limits: what they stop is damage and bombs. A task that has checked how large its model really is
+    may call this again.
+    """
+    wanted = {
+        resource.RLIMIT_AS: limits["memory"],
+        resource.RLIMIT_FSIZE: limits["file"],
+        resource.RLIMIT_CPU: limits["cpu_seconds"],
+        resource.RLIMIT_CORE: 0,
+    }
+    for kind, value in wanted.items():
+        hard = resource.getrlimit(kind)[1]
+        ceiling = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (ceiling, hard))

@@ -1,0 +1,349 @@
+"""Writes a quantization plan into a graph: Q/DQ pairs, int8 weights, int32 biases, dynamic products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgekit.dialect import Dialect
+from edgekit.graphs.canonical import Canonical
+from edgekit.graphs.edit import GraphIndex, attribute_of, drop_dead, graphs_in, opset_of, sort_nodes
+from edgekit.graphs.int8_plan import Plan
+from edgekit.graphs.weights import Operand, Weights
+from edgekit.numerics.affine import Grid, empty_slices, quantize_bias, quantize_weight, scales_for_bias, weight_scales
+
+if TYPE_CHECKING:
+    import onnx
+
+Scales = npt.NDArray[np.float32]
+
+_WIDE_FROM = 21  # opset from which the default domain quantizes to 16 bits
+_BIAS = 2  # position of a Conv's and a Gemm's bias
+
+
+class Writer:
+    """Writes plans for one model; weights that come out the same are rounded once."""
+
+    def __init__(self, source: Canonical, weights: Weights, dialect: Dialect) -> None:
+        """Prepare to write `source`, whose weight operands are `weights`."""
+        self._source = source
+        self._weights = weights
+        self._dialect = dialect
+        self._bits = 7 if dialect.reduce_range else 8
+        self._rounded: dict[tuple[Any, ...], npt.NDArray[np.int8]] = {}
+
+    def write(self, plan: Plan) -> onnx.ModelProto:
+        """Return a new model. Constants that stay float and lie in external files stay references to them."""
+        return _Draft(self._source, self._weights, self._dialect, plan, self).finished()
+
+    def rounded(self, operand: Operand, scales: Scales, axis: int | None) -> npt.NDArray[np.int8]:
+        """Return a weight's integers for these scales."""
+        key = (operand.key, axis, scales.tobytes())
+        if key not in self._rounded:
+            self._rounded[key] = quantize_weight(self._weights.values(operand), scales, axis, bits=self._bits)
+        return self._rounded[key]
+
+    def scales(self, operand: Operand, axis: int | None) -> Scales:
+        """Return a weight's own scales, before any bias has a say."""
+        return weight_scales(self._weights.values(operand), axis, bits=self._bits)
+
+
+class _Draft:
+    """One model being written."""
+
+    def __init__(self, source: Canonical, weights: Weights, dialect: Dialect, plan: Plan, writer: Writer) -> None:
+        import onnx
+
+        self.plan, self.weights, self.dialect, self.writer = plan, weights, dialect, writer
+        self.model = onnx.ModelProto()
+        self.model.CopyFrom(source.model)
+        self.graphs = list(graphs_in(self.model.graph))
+        self.index = GraphIndex(self.model.graph, source.folder)
+        self.nodes = {node.name: node for graph in self.graphs for node in graph.node}
+        self.before: dict[str, list[onnx.NodeProto]] = {}
+        self.after: dict[str, list[onnx.NodeProto]] = {}
+        self.instead: dict[str, list[onnx.NodeProto]] = {}
+        self.head: list[onnx.NodeProto] = []
+        self.wide = dialect.activation in {"int16", "uint16"} and opset_of(self.model) < _WIDE_FROM
+
+    def finished(self) -> onnx.ModelProto:
+        stored = self._store_weights()
+        for operand, (name, scales, axis) in stored.items():
+            self._rewire(operand, name, scales, axis)
+        self._quantize_activations()
+        self._place()
+        drop_dead(self.model.graph)
+        del self.model.graph.value_info[:]
+        if self.wide:
+            self._import("com.microsoft", 1)
+        self.model.ir_version = min(self.model.ir_version, self.dialect.max_ir)
+        return self.model
+
+    def _import(self, domain: str, version: int) -> None:
+        if all(entry.domain != domain for entry in self.model.opset_import):
+            entry = self.model.opset_import.add()
+            entry.domain, entry.version = domain, version
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def _store_weights(self) -> dict[Operand, tuple[str, Scales, int | None]]:
+        """Add the int8 initializers; return for every operand its integers' name, their scales and scale axis."""
+        users: dict[tuple[int, str], list[Operand]] = {}
+        for operand in self.weights.operands:
+            users.setdefault(operand.key, []).append(operand)
+        stored = {}
+        for operands in users.values():
+            if all(self.plan.modes.get(operand.node, "float") == "float" for operand in operands):
+                continue
+            axis = self._shared_axis(operands)
+            scales = self._scales(operands, axis)
+            name = self.index.fresh_name(operands[0].tensor + "_quantized")
+            graph = self.graphs[operands[0].owner]
+            self._constant(self.writer.rounded(operands[0], scales, axis), name, graph)
+            self._constant(scales, name + "_scale", graph)
+            self._constant(np.zeros(scales.shape, np.int8), name + "_zero_point", graph)
+            stored |= {
+                operand: (name, scales, axis)
+                for operand in operands
+                if self.plan.modes.get(operand.node, "float") != "float"
+            }
+        return stored
+
+    def _shared_axis(self, operands: list[Operand]) -> int | None:
+        """Return the scale axis of a stored weight: what its products want; lookups take any."""
+        products = [operand for operand in operands if self.nodes[operand.node].op_type != "Gather"]
+        axes = {operand.axis for operand in products or operands}
+        if len(axes) > 1 or not self.dialect.per_channel:
+            return None
+        return axes.pop()
+
+    def _scales(self, operands: list[Operand], axis: int | None) -> Scales:
+        """Return the scales of a stored weight that suit it and every bias that is counted in them."""
+        scales = self.writer.scales(operands[0], axis)
+        free = empty_slices(self.weights.values(operands[0]), axis)
+        fitted = np.where(free, np.finfo(np.float32).tiny, scales).astype(np.float32)
+        for operand in operands:
+            fitted = self._with_bias(operand, fitted, axis)
+        return np.where(free & (fitted <= np.finfo(np.float32).tiny), scales, fitted).astype(np.float32)
+
+    def _with_bias(self, operand: Operand, scales: Scales, axis: int | None) -> Scales:
+        bias = self._bias_of(operand)
+        if bias is None:
+            return scales
+        grid = self._input_grid(self.nodes[operand.node])
+        if operand.axis != axis:
+            axis, scales = None, scales.max(keepdims=True).reshape(())
+        return scales_for_bias(scales, self.weights.values(operand), axis, bias, grid.scale)
+
+    def _bias_of(self, operand: Operand) -> npt.NDArray[np.floating] | None:
+        """Return the bias that becomes int32 with this operand's scales, or None."""
+        node = self.nodes[operand.node]
+        static = self.plan.modes.get(node.name) == "static" and operand.position == 1
+        if not (static and self.dialect.quantize_bias and node.op_type in {"Conv", "Gemm"}):
+            return None
+        return self.index.value(node.input[_BIAS]) if len(node.input) > _BIAS else None
+
+    def _input_grid(self, node: onnx.NodeProto) -> Grid:
+        return self.plan.grids[node.input[0]]
+
+    def _rewire(self, operand: Operand, name: str, scales: Scales, axis: int | None) -> None:
+        """Let an operand's node read the stored integers, in the form that its mode wants."""
+        node = self.nodes[operand.node]
+        bias = self._bias_of(operand)
+        if self.plan.modes.get(node.name) == "dynamic":
+            self._dynamic(node, operand, name, scales)
+        elif node.op_type == "Gather" and self.dialect.integer_gather:
+            self._gather(node, name, axis, len(self.weights.tensor(operand).dims))
+        else:
+            read = self._dequantized(node, name, axis)
+            if operand.perm:
+                read = self._transposed(node, read, operand.perm)
+            node.input[operand.position] = read
+        if bias is not None:
+            steps = (scales * np.float32(self._input_grid(node).scale)).astype(np.float32)
+            self._quantize_bias(node, bias, np.broadcast_to(steps, (bias.size,)) if axis is not None else steps)
+
+    def _dequantized(self, node: onnx.NodeProto, name: str, axis: int | None) -> str:
+        import onnx
+
+        out = self.index.fresh_name(f"{name}_for_{node.name}")
+        inputs = [name, name + "_scale", name + "_zero_point"]
+        attributes = {} if axis is None else {"axis": axis}
+        made = onnx.helper.make_node("DequantizeLinear", inputs, [out], name=out, **attributes)
+        self.before.setdefault(node.name, []).append(made)
+        return out
+
+    def _transposed(self, node: onnx.NodeProto, name: str, perm: Iterable[int]) -> str:
+        import onnx
+
+        out = self.index.fresh_name(name + "_transposed")
+        made = onnx.helper.make_node("Transpose", [name], [out], name=out, perm=list(perm))
+        self.before.setdefault(node.name, []).append(made)
+        return out
+
+    def _quantize_bias(self, node: onnx.NodeProto, bias: npt.NDArray[np.floating], steps: Scales) -> None:
+        import onnx
+
+        base = self.index.fresh_name(f"{node.input[_BIAS]}_quantized")
+        self._constant(quantize_bias(bias.ravel(), steps), base)
+        self._constant(steps, base + "_scale")
+        self._constant(np.zeros(steps.shape, np.int32), base + "_zero_point")
+        out = self.index.fresh_name(f"{base}_for_{node.name}")
+        inputs = [base, base + "_scale", base + "_zero_point"]
+        attributes = {"axis": 0} if steps.ndim else {}
+        made = onnx.helper.make_node("DequantizeLinear", inputs, [out], name=out, **attributes)
+        self.before.setdefault(node.name, []).append(made)
+        node.input[_BIAS] = out
+
+    def _gather(self, node: onnx.NodeProto, name: str, axis: int | None, rank: int) -> None:
+        """Look up integers, then dequantize only what was looked up."""
+        from onnx import TensorProto, helper, numpy_helper
+
+        along = attribute_of(node, "axis", 0) % rank
+        rows, output = self.index.fresh_name(node.output[0] + "_rows"), node.output[0]
+        node.input[0], node.output[0] = name, rows
+        if axis is None or axis != along:
+            shifted = {} if axis is None else {"axis": axis - rank if axis > along else axis}
+            inputs = [rows, name + "_scale", name + "_zero_point"]
+            made = helper.make_node("DequantizeLinear", inputs, [output], name=rows, **shifted)
+            self.after.setdefault(node.name, []).append(made)
+            return
+        graph = self.graphs[next(o.owner for o in self.weights.of(node.name))]
+        column = self.index.fresh_name(name + "_row_scale")
+        held = next(tensor for tensor in graph.initializer if tensor.name == name + "_scale")
+        shape = [-1 if i == along else 1 for i in range(rank)]
+        self._constant(numpy_helper.to_array(held).reshape(shape), column, graph)
+        floats, steps = rows + "_float", rows + "_scale"
+        self.after.setdefault(node.name, []).extend(
+            [
+                helper.make_node("Cast", [rows], [floats], name=floats, to=TensorProto.FLOAT),
+                helper.make_node("Gather", [column, node.input[1]], [steps], name=steps, axis=along),
+                helper.make_node("Mul", [floats, steps], [output], name=rows + "_dequantized"),
+            ]
+        )
+
+    def _dynamic(self, node: onnx.NodeProto, operand: Operand, name: str, scales: Scales) -> None:
+        """Write a product whose activations get their scale at run time, in the form that runtimes fuse."""
+        from onnx import TensorProto, helper
+
+        x = node.input[0]
+        base = self.index.fresh_name(x + "_dynamic")
+        made = [n for n in self._after(x) if n.op_type == "DynamicQuantizeLinear" and n.input[0] == x]
+        if made:
+            base = made[0].name
+        else:
+            outputs = [base, base + "_scale", base + "_zero_point"]
+            self._after(x).append(helper.make_node("DynamicQuantizeLinear", [x], outputs, name=base))
+        weight, perm = name, operand.perm
+        if attribute_of(node, "transB", 0):
+            perm = tuple(perm[i] for i in (1, 0)) if perm else (1, 0)
+        out = self.index.fresh_name(node.name + "_product")
+        nodes = []
+        if perm and perm != tuple(range(len(perm))):
+            weight = out + "_weight"
+            nodes.append(helper.make_node("Transpose", [name], [weight], name=weight, perm=list(perm)))
+        has_bias = len(node.input) > _BIAS and bool(node.input[_BIAS])
+        product = out + "_float" if has_bias else node.output[0]
+        nodes += [
+            helper.make_node(
+                "MatMulInteger",
+                [base, weight, base + "_zero_point", name + "_zero_point"],
+                [out],
+                name=out,
+            ),
+            helper.make_node("Cast", [out], [out + "_cast"], name=out + "_cast", to=TensorProto.FLOAT),
+            helper.make_node("Mul", [base + "_scale", name + "_scale"], [out + "_step"], name=out + "_step"),
+            helper.make_node("Mul", [out + "_cast", out + "_step"], [product], name=out + "_scaled"),
+        ]
+        if has_bias:
+            nodes.append(helper.make_node("Add", [product, node.input[_BIAS]], [node.output[0]], name=out + "_bias"))
+        self.instead[node.name] = nodes
+        assert scales.ndim <= 1
+
+    # --- activations -------------------------------------------------------------------------------------------------
+
+    def _quantize_activations(self) -> None:
+        from onnx import helper
+
+        domain = "com.microsoft" if self.wide else ""
+        parameters: dict[Grid, tuple[str, str]] = {}
+        for name, grid in self.plan.grids.items():
+            scale, zero_point = self._grid_constants(name, grid, parameters)
+            steps = self._after(name)
+            integers = self.index.fresh_name(name + "_quantized")
+            source, result = name, self.index.fresh_name(name + "_dequantized")
+            if name in self.plan.produced:
+                source, result = self.index.fresh_name(name + "_float"), name
+                self._rename_output(name, source)
+            pair = [
+                helper.make_node(
+                    "QuantizeLinear",
+                    [source, scale, zero_point],
+                    [integers],
+                    name=name + "_QuantizeLinear",
+                    domain=domain,
+                ),
+                helper.make_node(
+                    "DequantizeLinear",
+                    [integers, scale, zero_point],
+                    [result],
+                    name=name + "_DequantizeLinear",
+                    domain=domain,
+                ),
+            ]
+            steps[:0] = pair
+            if result != name:
+                for node, position in self.plan.reads:
+                    if self.nodes[node].input[position] == name:
+                        self.nodes[node].input[position] = result
+
+    def _grid_constants(self, name: str, grid: Grid, known: dict[Grid, tuple[str, str]]) -> tuple[str, str]:
+        if grid not in known:
+            base = self.index.fresh_name(name + "_scale")
+            self._constant(np.asarray(grid.scale, np.float32), base)
+            point = self.index.fresh_name(name + "_zero_point")
+            self._constant(np.asarray(grid.zero_point, grid.dtype), point)
+            known[grid] = base, point
+        return known[grid]
+
+    def _rename_output(self, old: str, new: str) -> None:
+        node = self.index.producers[old]
+        for position, name in enumerate(node.output):
+            if name == old:
+                node.output[position] = new
+
+    def _after(self, tensor: str) -> list[onnx.NodeProto]:
+        maker = self.index.producers.get(tensor)
+        return self.head if maker is None else self.after.setdefault(maker.name, [])
+
+    # --- placing -----------------------------------------------------------------------------------------------------
+
+    def _constant(self, values: npt.NDArray[Any], name: str, graph: onnx.GraphProto | None = None) -> None:
+        import onnx
+
+        (graph or self.model.graph).initializer.append(onnx.numpy_helper.from_array(np.array(values, order="C"), name))
+
+    def _place(self) -> None:
+        for graph in reversed(self.graphs):
+            nodes = list(self.head) if graph is self.model.graph else []
+            for node in graph.node:
+                nodes += self.before.get(node.name, [])
+                nodes += self.instead.get(node.name, [node])
+                nodes += self.after.get(node.name, [])
+            copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
+            del graph.node[:]
+            graph.node.extend(copies)
+        sort_nodes(self.model.graph)
+        self._drop_unread()
+
+    def _drop_unread(self) -> None:
+        """Remove float constants of inner graphs that nothing reads any more."""
+        read = {name for graph in graphs_in(self.model.graph) for node in graph.node for name in node.input}
+        read |= {value.name for graph in graphs_in(self.model.graph) for value in graph.output}
+        for graph in graphs_in(self.model.graph):
+            for position in range(len(graph.initializer) - 1, -1, -1):
+                if graph.initializer[position].name not in read:
+                    del graph.initializer[position]

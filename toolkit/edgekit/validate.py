@@ -1,0 +1,231 @@
+"""`edgekit validate`: accuracy delta, latency and memory of a package or model on a device."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgekit import events
+from edgekit.budget import Budget, Figure, judge, merge, parse_budget
+from edgekit.data import Dataset, open_dataset
+from edgekit.errors import InputError, UnsupportedError, UsageError
+from edgekit.evaluate import evaluate, figures, load_outputs
+from edgekit.events import Finding
+from edgekit.exporter import load_exporter
+from edgekit.gate import RUNS, Gate, feeds_of, is_batched, model_size
+from edgekit.jobs import read_feeds
+from edgekit.metrics import find_metric
+from edgekit.package import Extracted, extract_package
+from edgekit.payload import PREPROCESSING
+from edgekit.pipeline import Pipeline
+from edgekit.profile import Profile, load_profile
+from edgekit.result import ErrorReport, Result, exit_of
+from edgekit.shipping import bundle_of
+from edgekit.sources import ingest, read_data
+from edgekit.store import Store
+from edgekit.target import Target
+from edgekit.targets import open_target
+
+
+def validate(  # noqa: PLR0913 - one keyword per option of the command line
+    model: str,
+    *,
+    target: str,
+    profile: str | None = None,
+    data: str | None = None,
+    metric: str | None = None,
+    reference: str | None = None,
+    label_map: str | None = None,
+    calibration: int | None = None,
+    budget: Budget | Mapping[str, str] | None = None,
+    threads: int = 1,
+    strict: bool = False,
+    seed: int = 0,
+    store: Path | None = None,
+    listen: events.Listener = events.ignore,
+) -> Result:
+    """Run a package or model on a target and judge it.
+
+    A package brings the original's outputs: with the data it was built with, the accuracy delta needs no original.
+
+    Args:
+        model: an edgekit package, or a model as `build` takes it.
+        target: URL of the machine.
+        profile: the device; a package knows it.
+        data: evaluation data; for a package the data that it was built with.
+        metric: a built-in metric's name or `python:module:function`; default: as the package was judged.
+        reference: the float original of a model that is not a package; default: the model itself.
+        label_map: a file with one class name per line, in the order of the outputs.
+        calibration: number of calibration samples, as in the build.
+        budget: what must be kept; laid over the profile's own budgets.
+        threads: CPU threads on the target.
+        strict: what is unproven counts as missed.
+        seed: as in the build.
+        store: the store's folder.
+        listen: gets progress events.
+    """
+    asked = budget if isinstance(budget, Budget) else parse_budget(budget or {})
+    if not model.endswith(".edgekit"):
+        options = {"calibration": calibration, "threads": threads, "seed": seed, "strict": strict, "listen": listen}
+        device = load_profile(profile or "host")
+        with Store(store) as shelf, open_target(target, device) as machine:
+            return _model(model, machine, shelf, device, asked, (data, metric, reference, label_map), options)
+    if profile or reference:
+        raise UsageError("a package knows its profile and its original", remedy="Leave --profile and --reference out.")
+    with tempfile.TemporaryDirectory() as scratch:
+        extracted = extract_package(Path(model), Path(scratch) / "package")
+        device = msgspec.convert(extracted.package.manifest.profile.values, Profile)
+        with open_target(target, device) as machine:
+            return _package(extracted, machine, asked, (data, metric), threads=threads, strict=strict, listen=listen)
+
+
+def _package(
+    extracted: Extracted,
+    machine: Target,
+    asked: Budget,
+    given: tuple[str | None, str | None],
+    *,
+    threads: int,
+    strict: bool,
+    listen: events.Listener,
+) -> Result:
+    """Judge a package: the original's outputs come with it."""
+    data, metric = given
+    package, bundle = extracted.package, extracted.compiled()
+    details = package.verdict.details
+    budgets = merge(msgspec.convert(details["budget"], Budget), asked)
+    samples = _samples(extracted, data, listen) if data else None
+    golden = read_feeds(extracted.golden[0]) if extracted.golden else []
+    feed = samples.evaluation.sample(0) if samples else golden[0] if golden else None
+    if feed is None:
+        raise InputError("there is nothing to feed it", where=str(package.path), remedy="Give the data with --data.")
+    runs = 3 * RUNS if "p99" in budgets.latency_ms else RUNS
+    found = list(machine.measure(bundle, feed, runs=runs, threads=threads))
+    findings = [*machine.findings, *_check_golden(extracted, machine)]
+    on = found[0].on
+    if samples is None or extracted.reference is None:
+        note = "accuracy was not looked at: give the data that the package was built with, --data"
+        found.append(Figure(name="drop", value=None, unit="1", provenance="measured", on=on, note=note))
+    else:
+        batched = is_batched(package.manifest.inputs, package.manifest.outputs)
+        feeds = feeds_of(samples.evaluation, "evaluation", listen)
+        comparison = evaluate(
+            load_outputs(extracted.reference[0]),
+            machine.run(bundle, feeds),
+            samples.evaluation.labels,
+            find_metric(metric or details["metric"]),
+            batched=batched,
+        )
+        found += figures(comparison, on=on, provenance=machine.provenance)
+        findings += comparison.findings
+    found.append(model_size(bundle.folder))
+    return _judged(budgets, found, findings, package.manifest.artifact.id, strict=strict)
+
+
+def _samples(extracted: Extracted, data: str, listen: events.Listener) -> Dataset:
+    """Open the data that a package was built with; InputError when it is another."""
+    manifest, built = extracted.package.manifest, extracted.package.verdict.details["data"]
+    processor = extracted.folder / PREPROCESSING
+    samples = open_dataset(
+        data,
+        manifest.inputs,
+        preprocessing=manifest.preprocessing or None,
+        processor=processor if processor.is_dir() else None,
+        class_names=manifest.labels,
+        limit=built["calibration"],
+        seed=built["seed"],
+        listen=listen,
+    )
+    if samples.id != built["id"]:
+        raise InputError(
+            "this is not the data that the package was built with, so its original says nothing about it",
+            where=data,
+            remedy="Give the same data, or validate the model itself with --reference MODEL.",
+        )
+    return samples
+
+
+def _check_golden(extracted: Extracted, machine: Target) -> list[Finding]:
+    """Let the target reproduce the golden outputs; an error finding when it does not."""
+    if extracted.golden is None or extracted.variant.golden is None:
+        return []
+    inputs, outputs = extracted.golden
+    if outputs is None:
+        return []
+    result = machine.golden(extracted.compiled(), inputs, outputs, tolerance=extracted.variant.golden.tolerance)
+    return [
+        Finding(
+            severity="error",
+            node=name,
+            rule="golden-mismatch",
+            text=f"the target does not reproduce the golden output: {found['text']}",
+            remedy="Compare runtime versions: edgekit doctor, on both machines.",
+        )
+        for name, found in result.outputs.items()
+        if not found["matches"]
+    ]
+
+
+def _model(
+    model: str,
+    machine: Target,
+    store: Store,
+    device: Profile,
+    asked: Budget,
+    given: tuple[str | None, str | None, str | None, str | None],
+    options: dict[str, Any],
+) -> Result:
+    """Judge an ONNX model as it is, against its float original (itself when none is given)."""
+    data, metric, reference, label_map = given
+    calibration, strict = options.pop("calibration"), options.pop("strict")
+    exporter = load_exporter(device.runtime)
+    candidate = ingest(model, store, listen=options["listen"])
+    original = ingest(reference, store, listen=options["listen"]) if reference else candidate
+    if candidate.kind != "onnx" or original.kind != "onnx":
+        raise UnsupportedError("only ONNX models and packages can be validated", where=model, remedy="Build it first.")
+    samples = read_data(
+        data,
+        original,
+        source=store.folder(original.id),
+        label_map=label_map,
+        limit=calibration,
+        strict=strict,
+        seed=options["seed"],
+        listen=options["listen"],
+    )
+    budgets = merge(parse_budget(device.budget), asked)
+    gate = Gate(
+        store=store,
+        profile=device,
+        exporter=exporter,
+        reference=original,
+        data=samples,
+        metric=metric,
+        budget=budgets,
+        **options,
+    )
+    pipeline = Pipeline(store=store, profile=device, dialect=exporter.dialect(device), data=samples, **options)
+    trial = gate.trial(bundle_of(pipeline.compile(exporter, candidate), store), machine, candidate)
+    findings = [*(samples.findings if samples else ()), *trial.findings]
+    return _judged(budgets, trial.figures, findings, candidate.id, strict=strict)
+
+
+def _judged(budget: Budget, found: Any, findings: list[Finding], artifact: str, *, strict: bool) -> Result:
+    verdict = judge(budget, tuple(found))
+    broken = [finding for finding in findings if finding.severity == "error"]
+    missed = [check for check in verdict.checks if check.status == "fail"]
+    unproven = [check for check in verdict.checks if check.status == "unproven"] if strict else []
+    why = [f"{c.name}: {c.reason}" for c in (*missed, *unproven)] + [f"{f.node}: {f.text}" for f in broken]
+    error = ErrorReport(kind="budget", text="; ".join(why), where="", remedy="It does not keep its contract here.")
+    return Result(
+        status="fail" if why else verdict.status,
+        exit=3 if why else exit_of(verdict, strict=strict),
+        error=error if why else None,
+        checks=verdict.checks,
+        artifact=artifact,
+        findings=tuple(findings),
+    )
