@@ -27,9 +27,6 @@ from edgekit.target import Bundle, Feed, Target
 
 Split = Literal["calibration", "evaluation"]
 
-BATCH = 32
-"""Samples that are fed at once on the host where the batch axis is free."""
-
 OUTPUTS = "outputs.npz"
 """File of an artifact of kind `outputs`: what `evaluate.save_outputs` wrote."""
 
@@ -130,10 +127,10 @@ class Gate:
 
     def feeds(self, split: Split, label: str) -> Iterator[Feed]:
         """Yield the feeds of a split, telling progress."""
-        return feeds_of(self._samples(split), feed_size(batched=self.batched), f"{split}: {label}", self.listen)
+        return feeds_of(self._samples(split), f"{split}: {label}", self.listen)
 
     def score(self, candidate: Artifact) -> Score:
-        """Rank a candidate among others: accuracy on the calibration data (never the evaluation data), prediction, size.
+        """Rank a candidate among others: accuracy on the calibration data (never on the evaluation data), time, size.
 
         Whether it is within the budget goes by point estimates here; the verdict alone decides with intervals.
         """
@@ -254,16 +251,11 @@ def is_batched(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> b
     return len(first) == 1 and isinstance(next(iter(first)), str)
 
 
-def feed_size(*, batched: bool) -> int:
-    """Return how many samples are fed at once."""
-    return BATCH if batched else 1
-
-
-def feeds_of(samples: Samples, size: int, label: str, listen: events.Listener) -> Iterator[Feed]:
-    """Yield the feeds of some samples, telling progress."""
-    for done, feed in enumerate(samples.batches(size)):
-        listen(events.Progress(label=label, done=min(done * size, len(samples)), total=len(samples)))
-        yield feed
+def feeds_of(samples: Samples, label: str, listen: events.Listener) -> Iterator[Feed]:
+    """Yield samples one by one, as a device sees them: dynamic quantization takes its scales from what comes together."""
+    for done in range(len(samples)):
+        listen(events.Progress(label=label, done=done, total=len(samples)))
+        yield samples.sample(done)
 
 
 def model_size(folder: Path) -> Figure:

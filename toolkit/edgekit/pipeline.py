@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from edgekit import events
-from edgekit.artifact import Artifact, Step, digest
+from edgekit.artifact import MAIN, Artifact, Step, digest
 from edgekit.data import Dataset
 from edgekit.dialect import Dialect
 from edgekit.errors import EdgekitError, UnsupportedError
@@ -57,6 +57,7 @@ class Pipeline:
         """Turn the user's model into the float graph that everything is compared with."""
         for stage in plan.capture:
             source = self.run_stage(stage, source)
+        self._check_axes(source)
         return source
 
     def run(self, plan: Plan, reference: Artifact, score: Scorer) -> Artifact:
@@ -67,7 +68,7 @@ class Pipeline:
         return candidate
 
     def compile(self, exporter: Exporter, artifact: Artifact) -> Artifact:
-        """Compile a candidate for the profile's runtime, or take it from the cache; gives an artifact of kind `bundle`."""
+        """Compile a candidate for the profile's runtime, or take the `bundle` from the cache."""
         key = digest(
             {
                 "compile": exporter.name,
@@ -120,7 +121,7 @@ class Pipeline:
         return self.run_stage(entry, artifact)
 
     def _run_rounds(self, rounds: Rounds, artifact: Artifact, score: Scorer) -> Artifact:
-        """Repeat the body until a budget is missed, the model gets slower or nothing changes; keep the last good round."""
+        """Repeat the body until a budget is missed, the model gets slower or stays; keep the last good round."""
         kept, kept_score = artifact, score(artifact)
         for number in range(1, rounds.rounds + 1):
             tried = kept
@@ -211,6 +212,19 @@ class Pipeline:
         if self.teacher is not None:
             ids["teacher"] = self.teacher.id
         return ids
+
+    def _check_axes(self, reference: Artifact) -> None:
+        """Refuse a batch axis that is dynamic in name only: what runs at batch 1 would fail or be wrong at another."""
+        from edgekit.graphs.files import check_dynamic
+
+        key = digest(["axes", reference.id])
+        if self.store.record(key) is None:
+            folder = self.store.folder(reference.id)
+            found = check_dynamic(folder, reference.facts["graphs"][MAIN], threads=self.threads)
+            for finding in found.findings:
+                self.listen(events.Found(finding=finding))
+            record = [msgspec.to_builtins(finding) for finding in found.findings]
+            self.store.remember(key, {"artifact": reference.id, "findings": record})
 
     def _check_coverage(self, stage: Stage, facts: dict[str, Any]) -> None:
         coverage = facts.get("coverage")

@@ -16,7 +16,7 @@ from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.evaluate import evaluate, figures, load_outputs
 from edgekit.events import Finding
 from edgekit.exporter import load_exporter
-from edgekit.gate import RUNS, Gate, feed_size, feeds_of, is_batched, model_size
+from edgekit.gate import RUNS, Gate, feeds_of, is_batched, model_size
 from edgekit.jobs import read_feeds
 from edgekit.metrics import find_metric
 from edgekit.package import Extracted, extract_package
@@ -112,7 +112,7 @@ def _package(
         found.append(Figure(name="drop", value=None, unit="1", provenance="measured", on=on, note=note))
     else:
         batched = is_batched(package.manifest.inputs, package.manifest.outputs)
-        feeds = feeds_of(samples.evaluation, feed_size(batched=batched), "evaluation", listen)
+        feeds = feeds_of(samples.evaluation, "evaluation", listen)
         comparison = evaluate(
             load_outputs(extracted.reference[0]),
             machine.run(bundle, feeds),
@@ -156,8 +156,7 @@ def _check_golden(extracted: Extracted, machine: Target) -> list[Finding]:
     inputs, outputs = extracted.golden
     if outputs is None:
         return []
-    allowed = extracted.variant.golden.tolerance
-    result = machine.golden(extracted.compiled(), inputs, outputs, absolute=allowed.absolute, relative=allowed.relative)
+    result = machine.golden(extracted.compiled(), inputs, outputs, tolerance=extracted.variant.golden.tolerance)
     return [
         Finding(
             severity="error",

@@ -14,6 +14,9 @@ from edgekit.graphs.storage import tensors_in, value_of
 if TYPE_CHECKING:
     import onnx
 
+WIDENED = "widened-to-float32"
+"""Rule of the finding that tells of it."""
+
 
 def widen(model: onnx.ModelProto, folder: Path) -> list[Finding]:
     """Let a graph that computes in float16 or bfloat16 compute in float32, in place.
@@ -48,7 +51,7 @@ def widen(model: onnx.ModelProto, folder: Path) -> list[Finding]:
     names = " and ".join({half: "float16", brain: "bfloat16"}[kind] for kind in sorted(found))
     edges = "; its bfloat16 inputs and outputs are float32 now" if brain in found else ""
     text = f"the model computes in {names}, which this step cannot run: it was converted to float32 first{edges}"
-    return [Finding(severity="note", node="", rule="widened-to-float32", text=text)]
+    return [Finding(severity="note", node="", rule=WIDENED, text=text)]
 
 
 def _uses(model: onnx.ModelProto, kind: int) -> bool:

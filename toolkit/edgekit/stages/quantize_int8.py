@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,6 +18,7 @@ from edgekit.errors import EdgekitError, InputError, UnsupportedError, UsageErro
 from edgekit.events import Finding, Progress
 from edgekit.graphs.calibrate import Reference, Statistics, collect, open_file, open_graph, spread
 from edgekit.graphs.canonical import Canonical, canonical
+from edgekit.graphs.companions import copy_companions
 from edgekit.graphs.edit import is_standard, load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
 from edgekit.graphs.int8_plan import Mode, Planner
@@ -27,6 +28,7 @@ from edgekit.graphs.kernels import kernel_findings
 from edgekit.graphs.qdq import ENOUGH, coverage, dead_findings, left_float_findings, macs_of
 from edgekit.graphs.seeded import SeededSamples
 from edgekit.graphs.weights import Weights
+from edgekit.graphs.widen import WIDENED
 from edgekit.numerics.ranges import METHODS, Method
 from edgekit.stage import Context, Inputs
 
@@ -126,7 +128,7 @@ class QuantizeInt8:
         kernels = kernel_findings(model, job.source.folder, trial.plan, job.planner, context.threads)
         save_model(model, out / MAIN, source=job.source.folder)
         _check(out / MAIN)
-        _copy_others(inputs.folder, out)
+        copy_companions(inputs.folder, out)
         facts = coverage(trial.plan, job.planner, job.macs)
         findings = [
             *job.findings,
@@ -157,11 +159,16 @@ class _Job:
     planner: Planner
     writer: Writer
     samples: Samples
-    session: Any
+    path: Path
     statistics: Statistics
     macs: Mapping[str, float]
     context: Context
     findings: list[Finding] = field(default_factory=list)
+
+    @cached_property
+    def original(self) -> Any:
+        """A session of the caller's model; of its float32 form when the CPU cannot run it as it is."""
+        return _open_original(self.source, self.path, self.context.threads)
 
     @property
     def seeded(self) -> bool:
@@ -240,7 +247,7 @@ class _Job:
             source=self.source,
             planner=self.planner,
             writer=self.writer,
-            reference=Reference(self.session, self.samples, indices),
+            reference=Reference(self.original, self.samples, indices),
             samples=self.samples,
             meters=meters,
             threads=self.context.threads,
@@ -290,13 +297,7 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
             where=path.name,
             remedy="Build it with --recipe fp32.",
         )
-    widened = any(finding.rule == "widened-to-float32" for finding in source.findings)
-    session = (
-        open_graph(source.model, source.folder, threads=context.threads)
-        if widened
-        else open_file(path, threads=context.threads)
-    )
-    samples, findings = _samples(stage, inputs, planner, source, session, context)
+    samples, findings = _samples(stage, inputs, planner, source, context)
     tensors = [] if isinstance(samples, SeededSamples) else planner.tensors()
     statistics = collect(
         source.model,
@@ -316,7 +317,7 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
         planner=planner,
         writer=Writer(source, weights, inputs.dialect),
         samples=samples,
-        session=session,
+        path=path,
         statistics=statistics,
         macs=macs_of(path, shapes, planner),
         context=context,
@@ -324,8 +325,14 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
     )
 
 
+def _open_original(source: Canonical, path: Path, threads: int) -> Any:
+    if any(finding.rule == WIDENED for finding in source.findings):
+        return open_graph(source.model, source.folder, threads=threads)
+    return open_file(path, threads=threads)
+
+
 def _samples(
-    stage: QuantizeInt8, inputs: Inputs, planner: Planner, source: Canonical, session: Any, context: Context
+    stage: QuantizeInt8, inputs: Inputs, planner: Planner, source: Canonical, context: Context
 ) -> tuple[Samples, list[Finding]]:
     """Return the calibration samples; without data, seeded inputs for modes that need no ranges."""
     data = inputs.data
@@ -345,6 +352,7 @@ def _samples(
             where=stage.name,
             remedy='Give representative inputs with --data DIR (100 or more), or set mode = "weights".',
         )
+    session = _open_original(source, inputs.folder / MAIN, context.threads)
     samples = SeededSamples(session, source.model, source.folder, inputs.artifact.specs("inputs"), seed=context.seed)
     text = "no data: the quantized model was run on random inputs only, so its accuracy is unknown"
     return samples, [Finding(severity="warning", node="", rule="unchecked", text=text, remedy="Give --data DIR.")]
@@ -420,12 +428,3 @@ def _check(path: Path) -> None:
         onnx.checker.check_model(str(path))
     except Exception as error:  # noqa: BLE001 - the checker's errors have no common base
         raise EdgekitError(f"quantize-int8 wrote an invalid graph: {str(error)[:300]}") from None
-
-
-def _copy_others(source: Path, out: Path) -> None:
-    """Copy what is not the main graph: tokenizers, licenses, other files of the artifact."""
-    for file in sorted(source.rglob("*")):
-        relative = file.relative_to(source)
-        if file.is_file() and relative.as_posix() not in {MAIN, MAIN + ".data"}:
-            (out / relative).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, out / relative)
