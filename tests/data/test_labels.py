@@ -116,6 +116,14 @@ def test_dense_and_ragged_targets_stay_what_they_are():
     assert [box.shape for box in found] == [(2, 4), (1, 4)]
 
 
+def test_positions_without_a_label_are_kept_in_token_labels():
+    tokens = np.array([[-100, 0, 1], [1, 1, -100]])
+    assert encoded(tokens, model=("b", "a"))[0].tolist() == tokens.tolist()
+    assert encoded(tokens, data=("a", "b"), model=("b", "a"))[0].tolist() == [[-100, 1, 0], [0, 0, -100]]
+    with pytest.raises(InputError, match="label 2"):
+        encoded(np.array([[-100, 0, 2]]), model=("b", "a"))
+
+
 def test_a_column_is_flattened():
     assert encoded(np.array([[1], [0]]))[0].tolist() == [1, 0]
 

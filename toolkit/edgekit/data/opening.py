@@ -27,7 +27,7 @@ _NAMED_BAD = 200
 
 
 def open_dataset(  # noqa: PLR0913 - keyword-only options, as the command line has them
-    path: str,
+    path: str | Path,
     inputs: Sequence[TensorSpec],
     *,
     preprocessing: Mapping[str, Any] | None = None,
@@ -70,6 +70,7 @@ def open_dataset(  # noqa: PLR0913 - keyword-only options, as the command line h
         raise UsageError(f"{limit} calibration samples", remedy="Ask for at least one.")
     if not inputs:
         raise UsageError("a model without inputs takes no data")
+    path = str(path)
     findings: list[Finding] = []
     places = _places(path, findings)
     declared = read_declared(path, preprocessing, processor, inputs, findings)
