@@ -53,7 +53,7 @@ def open_graph(model: onnx.ModelProto, folder: Path, *, threads: int, extra_outp
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = False
     present = {value.name for value in model.graph.output}
-    extra = [name for name in extra_outputs if name and name not in present]  # "": an optional input left out
+    extra = [name for name in extra_outputs if name not in present]
     for name in extra:
         model.graph.output.add().name = name
     try:
