@@ -222,7 +222,7 @@ def preprocess_one(
 
 def fixed_rows(spec: TensorSpec, rank: int) -> int:
     """Return the rows that an input's batch axis is fixed to, for samples of `rank` axes; 1 when it is not."""
-    first = spec.shape[0] if len(spec.shape) == rank + 1 else 1
+    first = spec.shape[0] if spec.shape and len(spec.shape) == rank + 1 else 1
     return first if isinstance(first, int) else 1
 
 

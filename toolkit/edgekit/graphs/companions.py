@@ -6,7 +6,8 @@ import shutil
 from pathlib import Path
 
 from edgekit.artifact import MAIN
-from edgekit.graphs.storage import is_external, load_model, reference_of, tensors_in
+from edgekit.graphs.saving import load_model
+from edgekit.graphs.storage import is_external, reference_of, tensors_in
 
 
 def copy_companions(source: Path, out: Path) -> None:

@@ -72,14 +72,17 @@ def _export(
     network = make()
     reasons: list[str] = []
     wrong: InputError | None = None
+    failed: InputError | None = None
+    tried = False
     for labels in _axis_sets(network, arguments):
         part = network.fixed(labels)
         try:
             given = references(part)
         except InputError as error:
-            wrong = error
+            failed = failed or error
             reasons.append(error.text)
             continue
+        tried = True
         for exporter in paths_for(part, arguments["opset"]):
             try:
                 made = _attempt(part, exporter, path, arguments, given)
@@ -91,8 +94,8 @@ def _export(
             else:
                 findings += _found(path.name, made, network.labels() - labels, reasons)
                 return made
-    if wrong is not None and len(reasons) == 1:
-        raise wrong
+    if failed is not None and not tried:
+        raise failed
     text = "; ".join(dict.fromkeys(reasons))
     if wrong is not None:
         raise InputError(f"no export computes what the model does: {text}", where=wrong.where, remedy=_SHAPES)
@@ -102,17 +105,16 @@ def _export(
 def _axis_sets(network: Network, arguments: dict[str, Any]) -> list[set[str]]:
     """Return which axes to keep dynamic, in the order to try: all, then all but the batch."""
     labels = network.labels()
-    if network.program is not None:
-        return [labels]
     if arguments["dynamic"]:
-        return [labels, labels - {BATCH}] if BATCH in labels else [labels]
+        return [labels, labels - {BATCH}] if BATCH in labels and network.program is None else [labels]
     for name, table in network.axes.items():
         for axis, label in table.items():
             if label != BATCH and name not in arguments["shapes"]:
+                example = [1, *[128] * (network.examples[name].dim() - 1)]
                 raise UsageError(
                     f"a fixed graph needs the size of axis {axis} ({label})",
                     where=name,
-                    remedy=f"Give it, e.g. shapes = {{ {name} = {[1, *[128] * (len(network.examples[name].shape) - 1)]} }}.",
+                    remedy=f"Give it, e.g. shapes = {{ {name} = {example} }}, or fix it later with `freeze-shapes`.",
                 )
     return [set()]
 

@@ -71,7 +71,8 @@ def _transformers(network: Network, opset: int) -> ir.Model:
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
     feed = network.feed(network.sizes)
-    shapes = {name: dict.fromkeys(network.axes.get(name, {}), torch.export.Dim.DYNAMIC) or None for name in feed}
+    dynamic = torch.export.Dim.DYNAMIC
+    shapes = {name: dict.fromkeys(network.axes.get(name, {}), dynamic) or None for name in feed}
     config = OnnxConfig(opset_version=opset, dynamic=False, dynamic_shapes=shapes)
     made: ir.Model = OnnxExporter().export(copy.copy(network.module), dict(feed), config).program
     return made

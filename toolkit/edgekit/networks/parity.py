@@ -48,7 +48,7 @@ def references(network: Network) -> list[Reference]:
             raise
         except Exception as error:
             raise InputError(
-                f"the model fails on its example inputs at {_words(sizes)}: {type(error).__name__}: {str(error)[:500]}",
+                f"it fails on its example inputs at {_words(sizes)}: {type(error).__name__}: {str(error)[:500]}",
                 where=type(network.module).__name__,
                 remedy="State other inputs with `shapes`, or correct the model.",
             ) from error
@@ -66,9 +66,9 @@ def references(network: Network) -> list[Reference]:
 
 
 def compare(path: Path, given: list[Reference], tolerance: float) -> dict[str, float]:
-    """Run the graph on every reference's inputs; return output name -> largest difference over its magnitude.
+    """Run the graph on every reference's inputs; return output name -> largest difference by its magnitude.
 
-    Differences are relative to the largest magnitude of the output (at least 0.001), and rounded up to one digit of
+    Differences are relative to the largest magnitude of the output (at least 0.001), and rounded up to a digit of
     1, 2, 5, so that they are the same from one machine to the next. Integers and booleans must be equal.
 
     Args:
@@ -87,8 +87,8 @@ def compare(path: Path, given: list[Reference], tolerance: float) -> dict[str, f
             error = _difference(np.asarray(got), reference.outputs[name])
             if not error <= tolerance:
                 raise InputError(
-                    f"onnxruntime differs from torch by {error:.2g} of the output's magnitude at {_words(reference.sizes)}"
-                    f" (allowed {tolerance:.2g})",
+                    f"onnxruntime differs from torch by {error:.2g} of the output's magnitude"
+                    f" at {_words(reference.sizes)} (allowed {tolerance:.2g})",
                     where=name,
                     remedy="Raise `tolerance` only if the model is known to be that sensitive.",
                 )
