@@ -80,6 +80,13 @@ def test_batches_are_split_into_samples(write, form):
         assert found.evaluation.labels[index] == number % 5
 
 
+def test_a_vector_of_targets_is_one_label(write):
+    body = "def make(): return [(np.full(4, i, np.float32), np.arange(4) + 0.5) for i in range(30)]"
+    found = open_dataset(write(body), SPEC)
+    assert len(found.evaluation) == 15
+    assert found.evaluation.labels.tolist() == [[0.5, 1.5, 2.5, 3.5]] * 15
+
+
 def test_batches_after_single_samples_are_refused(write):
     body = "def make(): return [np.zeros((1, 4), np.float32), np.zeros((2, 4), np.float32)]"
     with pytest.raises(InputError, match="sample 1 has 2 rows"):

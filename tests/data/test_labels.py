@@ -108,8 +108,9 @@ def test_one_hot_rows_become_indices():
 
 
 def test_dense_and_ragged_targets_stay_what_they_are():
-    masks = np.arange(24).reshape(2, 3, 4)
+    masks = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
     np.testing.assert_array_equal(encoded(masks)[0], masks)
+    assert encoded(masks)[0].dtype == np.uint8
     boxes = [np.zeros((2, 4), np.float32), np.ones((1, 4), np.float32)]
     found = encoded(boxes)[0]
     assert found.dtype == object

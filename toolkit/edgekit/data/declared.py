@@ -175,8 +175,7 @@ def _encoder(declared: Declared, specs: Sequence[TensorSpec], findings: list[Fin
             '(kind = "text" in preprocessing.toml).',
         )
     encoder = TextEncoder(rule, path)
-    for note in encoder.complete(specs, declared.source):
-        findings.append(noted(note.rule, note.text))  # noqa: PERF401 - a comprehension would hide the word
+    findings.extend(noted(note.rule, note.text) for note in encoder.complete(specs, declared.source))
     return encoder
 
 

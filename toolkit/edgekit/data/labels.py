@@ -216,6 +216,8 @@ def _array(part: Given, findings: list[Finding]) -> Labels:
             noted("data-labels-one-hot", text=f"one-hot labels of {array.shape[1]} classes taken as indices")
         )
         array = array.argmax(axis=1)
+    if array.ndim > _MATRIX:
+        return array  # dense targets may be large
     return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
 
 

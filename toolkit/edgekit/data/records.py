@@ -102,7 +102,7 @@ class ArrayRows:
         self._arrays = {spec.name: file.rows(spec.name) for spec in specs}
         self._count = lengths[specs[0].name] or 0
         self.ids = [f"{name}[{index}]" for index in range(self._count)]
-        self.labels: RawLabels | None = file.read(key) if key else None
+        self.labels: RawLabels | None = file.rows(key) if key else None
 
     def __len__(self) -> int:
         return self._count
@@ -201,21 +201,20 @@ def split_rows(
     Raises:
         InputError: a feed of several samples with one label.
     """
-    if any(spec.name not in shapes for spec in specs):
-        return None, label  # named where the feed is read
-    lengths = {tuple(shapes[spec.name][:1]) for spec in specs}
-    rows = next(iter(lengths))[0] if len(lengths) == 1 and () not in lengths else 1
-    shape = np.shape(label) if label is not None else ()
-    alone = rows == 1 or any(isinstance(spec.shape[:1] and spec.shape[0], int) for spec in specs)
-    if label is not None and shape[:1] == (rows,) and (rows == 1 or not alone):
-        return (None, label[0]) if rows == 1 else (rows, label)
-    if alone or not _share_batch(specs):
+    if not all(_is_batched(shapes.get(spec.name, ()), rules.get(spec.name), spec, sure=batched) for spec in specs):
         return None, label
-    if not all(_is_batched(shapes[spec.name], rules.get(spec.name), spec, sure=batched) for spec in specs):
+    lengths = {shapes[spec.name][0] for spec in specs}
+    rows = lengths.pop() if len(lengths) == 1 else 1
+    per_row = label is not None and np.shape(label)[:1] == (rows,)
+    if rows == 1:
+        return None, label[0] if per_row else label
+    free = all(isinstance(spec.shape[0], str) for spec in specs)
+    if not free or not (per_row or _share_batch(specs)):
         return None, label
-    if label is not None:
-        raise InputError(f"{rows} rows and a label of shape {list(shape)}", where=where, remedy="Give one per row.")
-    return rows, None
+    if label is not None and not per_row:
+        text = f"{rows} rows and a label of shape {list(np.shape(label))}"
+        raise InputError(text, where=where, remedy="Give one label per row.")
+    return rows, label
 
 
 def _share_batch(specs: Sequence[TensorSpec]) -> bool:
@@ -226,6 +225,8 @@ def _share_batch(specs: Sequence[TensorSpec]) -> bool:
 
 def _is_batched(shape: Sequence[int], rule: Rule | None, spec: TensorSpec, *, sure: bool) -> bool:
     """Say whether an array has the rank that an input's rule takes with a batch axis."""
+    if not shape or not spec.shape:
+        return False
     if isinstance(rule, ImageRule):
         return sure or not is_one(shape)
     return len(shape) == len(spec.shape) - (isinstance(rule, TensorRule) and rule.expand is not None)
