@@ -92,9 +92,7 @@ def _members(archive: zipfile.ZipFile, where: str) -> dict[str, zipfile.ZipInfo]
     models = [name for name in names if name.startswith("models/")]
     if "archive_format" not in found or not models:
         old = "serialized_exported_program.json" in {info.filename for info in infos}
-        text = (
-            "it is of the format before torch 2.9, which is made of pickles" if old else "it is no exported program"
-        )
+        text = "it is of the format before torch 2.9, which is made of pickles" if old else "it is no exported program"
         raise InputError(text, where=where, remedy=_SAVE)
     if models != [_MODEL]:
         raise UnsupportedError(f"{len(models)} programs in one file: {sorted(models)[:4]}", where=where, remedy=_SAVE)

@@ -45,14 +45,13 @@ def create(arguments: dict[str, Any], _tell: Tell) -> dict[str, Any]:
     if arguments["weights"]:
         load_state(built, Path(arguments["weights"]), {}, where)
     aliases = save_state(built, out / WEIGHTS)
-    used = collect(module, opened, roots)
     record = {
         "from": "factory",
         "module": module,
         "factory": factory,
         "class": type(built).__qualname__,
         "aliases": aliases,
-        "files": copy_sources(used, out),
+        "files": copy_sources(collect(module, opened, roots), out),
         "weights": sha256_file(Path(arguments["weights"])) if arguments["weights"] else "",
     }
     write_record(out, record)
@@ -61,10 +60,9 @@ def create(arguments: dict[str, Any], _tell: Tell) -> dict[str, Any]:
         "task": _text(getattr(built, "task", "")),
         "labels": _names(getattr(built, "labels", []), where),
         "preprocessing": {},
-        **(licence_of(roots[0], out) if roots else {"licence": ""}),
+        "licence": licence_of(roots[0]) if roots else {},
         "source": {key: record[key] for key in ("from", "module", "factory", "class", "files")},
         "findings": [],
-        "read": [os.fspath(path) for path in used.values()],
     }
 
 

@@ -22,7 +22,7 @@ KEPT = (
     "config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json",
     "video_preprocessor_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt", "*.model", "chat_template.*", "modules.json",
-    "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
+    "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json", "LICENSE*", "LICENCE*",
 )  # fmt: skip
 """What is copied beside the weights; nothing executable."""
 
@@ -96,7 +96,7 @@ def intake_directory(source: Path, out: Path, listen: events.Listener = events.i
         "task": task_of(architecture, config),
         "labels": labels_of(config),
         "preprocessing": preprocessing_of(source),
-        **licence_of(source, out, FOLDER),
+        "licence": licence_of(source),
         "source": {"from": "huggingface", "architecture": architecture, "model_type": config["model_type"]},
         "findings": [msgspec.to_builtins(finding) for finding in findings],
     }
@@ -284,19 +284,19 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def licence_of(source: Path, out: Path, folder: str = "") -> dict[str, str]:
-    """Return `licence`, the name on the model card, and copy the licence's text that lies there as `licence_file`."""
-    found = {"licence": ""}
+def licence_of(source: Path) -> dict[str, str]:
+    """Return the licence's `name` (from the model card) and `text` (the file that lies there), where known."""
+    found: dict[str, str] = {}
     card = source / "README.md"
     if card.is_file():
         with card.open(encoding="utf-8", errors="replace") as file:
             head = file.read(1 << 16)
         front = re.match(r"---\s*\n(.*?)\n---", head, re.DOTALL)
         name = re.search(r"^license:\s*['\"]?([\w.+-]+)", front.group(1), re.MULTILINE) if front else None
-        found["licence"] = name.group(1) if name else ""
+        if name:
+            found["name"] = name.group(1)
     for path in sorted([*source.glob("LICENSE*"), *source.glob("LICENCE*")]):
         if path.is_file() and path.stat().st_size <= _MAX_LICENCE:
-            found["licence_file"] = f"{folder}/LICENSE" if folder else "LICENSE"
-            copy_file(path, out / found["licence_file"])
+            found["text"] = path.read_text(encoding="utf-8", errors="replace")
             break
     return found

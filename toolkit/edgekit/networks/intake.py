@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from edgekit import events
+from edgekit.artifact import sha256_file
 from edgekit.errors import InputError
 from edgekit.networks import hub
 from edgekit.networks.child import run_in_child
 from edgekit.networks.huggingface import intake_directory
 from edgekit.networks.program import intake_program
+from edgekit.networks.record import read_record
+from edgekit.networks.sources import local_roots
 from edgekit.networks.weights import read_header
 
 _FACTORY = re.compile(r"python:(?P<module>[A-Za-z_][\w.]*):(?P<factory>[A-Za-z_][\w.]*)")
@@ -32,9 +35,8 @@ def intake_torch(
         listen: is told of progress and findings.
 
     Returns:
-        Facts: `kind` ("torch"), `task`, `labels`, `preprocessing`, `licence` (a name, may be empty), `licence_file`
-        (in `out`, where there is one), `source`, `findings`; and for a factory `read`: the absolute paths of the
-        files that the result depends on. Drop `kind` and `read` before the facts are hashed.
+        Facts: `kind` ("torch"), `task`, `labels`, `preprocessing`, `licence` (`name` and `text` where known),
+        `source`, `findings`.
 
     Raises:
         InputError: a wrong or unsafe model. UnsupportedError: it needs what edgekit does not do.
@@ -59,6 +61,33 @@ def intake_torch(
     if not hub.is_hub_id(model):
         raise InputError("no such file or directory", where=model, remedy=_FORMS)
     return _intake_hub(model, out, listen)
+
+
+def is_current(model: str, folder: Path, *, weights: Path | None = None) -> bool:
+    """Say, without importing torch, whether an artifact's folder still is what a factory or program would give now.
+
+    For `python:module:factory` every module and file that the factory used is compared with its recorded hash, for a
+    `.pt2` its hash. False for a directory or a hub id: taking those in again costs no more than this check.
+    """
+    record = read_record(folder)
+    if record["from"] == "exported-program":
+        path = Path(model)
+        return path.is_file() and sha256_file(path) == record["origin"]
+    match = _FACTORY.fullmatch(model)
+    if record["from"] != "factory" or match is None:
+        return False
+    if (match["module"], match["factory"]) != (record["module"], record["factory"]):
+        return False
+    given = sha256_file(weights) if weights is not None and weights.is_file() else ""
+    roots = local_roots(record["module"])
+    return given == record["weights"] and all(
+        _digest_below(name, roots) == digest for name, digest in record["files"].items()
+    )
+
+
+def _digest_below(name: str, roots: list[Path]) -> str:
+    path = next((root / name for root in roots if (root / name).is_file()), None)
+    return sha256_file(path) if path else ""
 
 
 def _intake_factory(model: str, out: Path, weights: Path | None, listen: events.Listener) -> dict[str, Any]:

@@ -32,6 +32,36 @@ class Reference:
     outputs: Arrays
 
 
+def probes(network: Network) -> list[Reference]:
+    """Run the module on other values: negated and zeroed floats, rotated integers.
+
+    A graph from a trace is right on the traced values even when it holds a decision that those made; these tell.
+    """
+    found: list[Reference] = []
+    for factor in (-1.0, 0.0):
+        feed = {
+            name: value * factor if value.dtype.is_floating_point else value.roll(1)
+            for name, value in network.feed(network.sizes).items()
+        }
+        outputs = network.run({name: value.clone() for name, value in feed.items()})
+        found.append(Reference(sizes=dict(network.sizes), feed=_arrays(feed), outputs=_arrays(outputs)))
+    return found
+
+
+def weak(given: list[Reference]) -> list[str]:
+    """Name the outputs that are so small on the example inputs that comparing them says little."""
+    return [
+        name
+        for name, value in given[0].outputs.items()
+        if value.dtype.kind == "f" and all(_largest(reference.outputs[name]) < _FLOOR for reference in given)
+    ]
+
+
+def _largest(value: npt.NDArray[Any]) -> float:
+    finite = np.abs(value[np.isfinite(value)])
+    return float(finite.max()) if finite.size else 0.0
+
+
 def references(network: Network) -> list[Reference]:
     """Run the module at every size to check, and at the export's own.
 

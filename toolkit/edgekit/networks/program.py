@@ -51,7 +51,7 @@ def intake_program(path: Path, out: Path, listen: events.Listener = events.ignor
         facts: dict[str, Any] = run_in_child(
             "edgekit.networks.program:inspect_program", arguments, listen=listen, environment=ENVIRONMENT
         )
-    facts.update(licence_of(path.resolve().parent, out))
+    facts["licence"] = licence_of(path.resolve().parent)
     for finding in facts["findings"]:
         listen(events.Found(finding=msgspec.convert(finding, events.Finding)))
     return facts
