@@ -100,7 +100,7 @@ def read_data(  # noqa: PLR0913 - keyword-only options, as the command line has 
 
 def _is_record(carried: Any) -> bool:
     """Tell what a package recorded from what a Hugging Face directory says: only the first has rules by input."""
-    return isinstance(carried, dict) and "inputs" in carried
+    return isinstance(carried, dict) and ("inputs" in carried or "text" in carried)
 
 
 def _class_names(label_map: str | None, artifact: Artifact) -> tuple[str, ...]:
