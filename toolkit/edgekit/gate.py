@@ -19,7 +19,7 @@ from edgekit.errors import InputError, UnsupportedError
 from edgekit.evaluate import Comparison, evaluate, figures, load_outputs, run_onnx, save_outputs
 from edgekit.events import Finding
 from edgekit.exporter import Exporter
-from edgekit.metrics import Metric, default_metric, find_metric
+from edgekit.metrics import Labels, Metric, default_metric, find_metric
 from edgekit.profile import Profile
 from edgekit.score import Score
 from edgekit.store import Store
@@ -87,9 +87,9 @@ class Gate:
         return default_metric(self.data.evaluation.labels if self.data and len(self.data.evaluation) else None)
 
     @cached_property
-    def batched(self) -> bool:
-        """Whether axis 0 of every input and output counts the samples."""
-        return is_batched(self.reference.specs("inputs"), self.reference.specs("outputs"))
+    def leading(self) -> str | int | None:
+        """The axis of inputs and outputs that counts rows."""
+        return leading_axis(self.reference.specs("inputs"), self.reference.specs("outputs"))
 
     def compare(self, split: Split, outputs: Iterable[Feed]) -> Comparison:
         """Hold a candidate's outputs on one split against the original's."""
@@ -97,9 +97,9 @@ class Gate:
         return evaluate(
             load_outputs(self.reference_outputs(split)),
             outputs,
-            samples.labels,
+            rows_of(samples.labels, self.leading),
             self.judged_by,
-            batched=self.batched,
+            batched=self.leading is not None,
             seed=self.seed,
         )
 
@@ -114,7 +114,7 @@ class Gate:
 
     def _outputs(self, split: Split) -> Artifact:
         assert self.data is not None
-        key = digest(["outputs", self.reference.id, self.data.id, split, self.batched, _version("onnxruntime")])
+        key = digest(["outputs", self.reference.id, self.data.id, split, _version("onnxruntime")])
         record = self.store.record(key)
         known = self.store.load(str(record["artifact"])) if record else None
         if known is None:
@@ -245,14 +245,21 @@ class Gate:
         return self.data.calibration if split == "calibration" else self.data.evaluation
 
 
-def is_batched(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """Tell whether axis 0 of every input and output counts the samples: one named axis that all share."""
+def leading_axis(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str | int | None:
+    """Return the first axis that every input and output shares and that therefore counts rows; None without one."""
     first = {spec.shape[0] if spec.shape else None for spec in (*inputs, *outputs)}
-    return len(first) == 1 and isinstance(next(iter(first)), str)
+    return first.pop() if len(first) == 1 else None
+
+
+def rows_of(labels: Labels, leading: str | int | None) -> Labels:
+    """Return one label per row: where the batch is fixed to k > 1 rows, data gives labels [n, k] for n feeds."""
+    if labels is None or not isinstance(leading, int) or leading == 1:
+        return labels
+    return labels.reshape(-1, *labels.shape[2:])
 
 
 def feeds_of(samples: Samples, label: str, listen: events.Listener) -> Iterator[Feed]:
-    """Yield samples one by one, as a device sees them: dynamic quantization takes its scales from what comes together."""
+    """Yield samples one by one, as a device sees them: dynamic quantization scales by what comes together."""
     for done in range(len(samples)):
         listen(events.Progress(label=label, done=done, total=len(samples)))
         yield samples.sample(done)

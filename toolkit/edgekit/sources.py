@@ -100,7 +100,7 @@ def read_data(  # noqa: PLR0913 - keyword-only options, as the command line has 
 
 def _is_record(carried: Any) -> bool:
     """Tell what a package recorded from what a Hugging Face directory says: only the first has rules by input."""
-    return isinstance(carried, dict) and "inputs" in carried
+    return isinstance(carried, dict) and ("inputs" in carried or "text" in carried)
 
 
 def _class_names(label_map: str | None, artifact: Artifact) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def _read(model: str, out: Path, weights: Path | None, listen: events.Listener) 
     if model.endswith((".edgekit", ".onnx")):
         if not path.exists():
             raise InputError("no such file", where=model, remedy="Check the path of the model.")
-        return _read_package(path, out) if model.endswith(".edgekit") else _read_onnx(path, out)
+        return _read_package(path, out) if model.endswith(".edgekit") else _with_licence(path, _read_onnx(path, out))
     from edgekit.networks.intake import intake_torch
 
     return {"kind": "torch", **intake_torch(model, out, weights=weights, listen=listen)}
@@ -131,6 +131,15 @@ def _read_onnx(path: Path, out: Path) -> dict[str, Any]:
     from edgekit.graphs.files import read_onnx
 
     return read_onnx(path, out)
+
+
+def _with_licence(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Add the licence that lies beside the file; what the model's own metadata says of its name counts more."""
+    from edgekit.networks.huggingface import licence_of
+
+    told = facts.get("licence")
+    licence = licence_of(path.resolve().parent) | ({"name": told} if isinstance(told, str) else {})
+    return {**facts, "licence": licence} if licence else facts
 
 
 def _read_package(path: Path, out: Path) -> dict[str, Any]:

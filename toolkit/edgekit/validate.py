@@ -16,7 +16,7 @@ from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.evaluate import evaluate, figures, load_outputs
 from edgekit.events import Finding
 from edgekit.exporter import load_exporter
-from edgekit.gate import RUNS, Gate, feeds_of, is_batched, model_size
+from edgekit.gate import RUNS, Gate, feeds_of, leading_axis, model_size, rows_of
 from edgekit.jobs import read_feeds
 from edgekit.metrics import find_metric
 from edgekit.package import Extracted, extract_package
@@ -111,14 +111,14 @@ def _package(
         note = "accuracy was not looked at: give the data that the package was built with, --data"
         found.append(Figure(name="drop", value=None, unit="1", provenance="measured", on=on, note=note))
     else:
-        batched = is_batched(package.manifest.inputs, package.manifest.outputs)
+        leading = leading_axis(package.manifest.inputs, package.manifest.outputs)
         feeds = feeds_of(samples.evaluation, "evaluation", listen)
         comparison = evaluate(
             load_outputs(extracted.reference[0]),
             machine.run(bundle, feeds),
-            samples.evaluation.labels,
+            rows_of(samples.evaluation.labels, leading),
             find_metric(metric or details["metric"]),
-            batched=batched,
+            batched=leading is not None,
         )
         found += figures(comparison, on=on, provenance=machine.provenance)
         findings += comparison.findings
