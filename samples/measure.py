@@ -73,9 +73,7 @@ def models(float_model: Path, calibration: Callable[[], Reader], folder: Path) -
     for number, (name, options) in enumerate(SCHEMES.items()):
         file = folder / f"{number}.onnx"
         weight = quantization.QuantType.QInt8
-        quantization.quantize_static(
-            float_model, file, calibration(), per_channel=True, weight_type=weight, **options
-        )
+        quantization.quantize_static(float_model, file, calibration(), per_channel=True, weight_type=weight, **options)
         yield name, file
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+
 from onnx_models import linear
 
 ROOT = Path(__file__).parents[1]
@@ -92,7 +93,9 @@ def sound(ran: Ran) -> Ran:
     found = ran.json
     assert found["exit"] == ran.status, ran.err
     assert "Traceback" not in ran.err, ran.err
-    assert (found["package"] is not None) == (ran.status == 0 and found["artifact"] is not None and bool(found["checks"]))
+    assert (found["package"] is not None) == (
+        ran.status == 0 and found["artifact"] is not None and bool(found["checks"])
+    )
     if found["package"]:
         assert Path(found["package"]).is_file()
         assert Path(found["package"]).with_suffix(".html").is_file()

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import ClassVar
 
-import house
 import pytest
 
+import house
 from edgekit import events
 from edgekit.dialect import Dialect
 from edgekit.errors import InputError, UnsupportedError, UsageError

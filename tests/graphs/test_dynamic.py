@@ -2,10 +2,10 @@ import json
 
 import numpy as np
 import pytest
-from graph_models import CASES, INT64, floats, model, node, take_in, value
 
 from edgekit.errors import InputError
 from edgekit.graphs.files import check_dynamic
+from graph_models import CASES, INT64, floats, model, node, take_in, value
 
 
 def checked(source, tmp_path, **options):

@@ -4,12 +4,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from graph_models import floats, model, node, value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgekit.errors import InputError, UnsupportedError
 from edgekit.graphs.files import read_onnx
+from graph_models import floats, model, node, value
 
 
 def valid() -> bytes:

@@ -23,7 +23,7 @@ from rich.text import Text
 
 from edgekit import events
 from edgekit.budget import Check
-from edgekit.report import CHECKS, check_rows, shown
+from edgekit.report import CHECKS, check_rows
 from edgekit.result import Result
 
 STATUS_STYLE = {"pass": "green", "fail": "bold red", "unproven": "yellow", "error": "bold red"}
