@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 from onnxruntime import quantization
-
 from samples.vision import fashion_mnist
 
 HERE = Path(__file__).resolve().parent
@@ -73,9 +72,7 @@ def models(float_model: Path, calibration: Callable[[], Reader], folder: Path) -
     for number, (name, options) in enumerate(SCHEMES.items()):
         file = folder / f"{number}.onnx"
         weight = quantization.QuantType.QInt8
-        quantization.quantize_static(
-            float_model, file, calibration(), per_channel=True, weight_type=weight, **options
-        )
+        quantization.quantize_static(float_model, file, calibration(), per_channel=True, weight_type=weight, **options)
         yield name, file
 
 

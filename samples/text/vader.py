@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-
 from samples.download import Package, unpack
 
 PACKAGE = Package(
