@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 from onnxruntime import quantization
-
 from samples.vision import fashion_mnist
 
 HERE = Path(__file__).resolve().parent

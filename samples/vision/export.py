@@ -11,7 +11,6 @@ import argparse
 from pathlib import Path
 
 from safetensors.torch import load_file
-
 from samples.export import export
 from samples.vision.network import FashionNet, build
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch.nn import functional
-
 from samples.vision import fashion_mnist
 from samples.vision.network import FashionNet, build
+from torch.nn import functional
 
 HERE = Path(__file__).resolve().parent
 BATCH = 128
+MIRRORED = 0.5
 
 
 def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -29,7 +29,7 @@ def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     padded = functional.pad(images, (2, 2, 2, 2), value=float(images.min()))
     top, left = (int(v) for v in torch.randint(0, 5, (2,), generator=generator))
     moved = padded[:, :, top : top + 28, left : left + 28]
-    mirror = torch.rand(len(images), generator=generator) < 0.5
+    mirror = torch.rand(len(images), generator=generator) < MIRRORED
     return torch.where(mirror[:, None, None, None], moved.flip(3), moved)
 
 
@@ -73,6 +73,9 @@ def train(epochs: int) -> FashionNet:
         spent = time.process_time() - start
         print(f"epoch {epoch + 1}/{epochs}  loss {np.mean(losses):.4f}  {spent:.0f} CPU s", flush=True)
     trained: FashionNet = average.module
+    for name, counter in trained.named_buffers():
+        if name.endswith("num_batches_tracked"):
+            counter.zero_()  # steps of training mean nothing to a moving average
     return trained.to(memory_format=torch.contiguous_format).eval()
 
 
