@@ -128,7 +128,11 @@ def test_an_interrupt_leaves_no_child(tasks, monkeypatch):
 
 def test_a_model_that_asks_for_too_much_memory_is_refused(tmp_path):
     bomb = model(
-        [node("ConstantOfShape", ["shape"], ["big"]), node("ReduceSum", ["big"], ["s"]), node("Add", ["x", "s"], ["y"])],
+        [
+            node("ConstantOfShape", ["shape"], ["big"]),
+            node("ReduceSum", ["big"], ["s"]),
+            node("Add", ["x", "s"], ["y"]),
+        ],
         [value("x", [1, 1, 1])],
         [value("y", [1, 1, 1])],
         {"shape": np.array([1 << 14, 1 << 12, 1 << 10], np.int64)},
@@ -142,7 +146,9 @@ def test_a_model_that_asks_for_too_much_memory_is_refused(tmp_path):
 def test_a_small_limit_refuses_a_fine_model(tmp_path):
     from edgekit.graphs.files import read_onnx
 
-    fine = model([node("MatMul", ["x", "W"], ["y"])], [value("x", ["b", 4])], [value("y", ["b", 3])], {"W": floats(4, 3)})
+    fine = model(
+        [node("MatMul", ["x", "W"], ["y"])], [value("x", ["b", 4])], [value("y", ["b", 3])], {"W": floats(4, 3)}
+    )
     (tmp_path / "m.onnx").write_bytes(fine.SerializeToString())
     (tmp_path / "out").mkdir()
     with pytest.raises(InputError):
