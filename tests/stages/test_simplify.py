@@ -1,4 +1,5 @@
 import json
+import time
 from pathlib import Path
 
 import house
@@ -9,7 +10,7 @@ import pytest
 from contract import onnx_artifact, run_stage
 from graph_models import CASES, INT64, floats, model, node, run_here, value
 
-from edgekit.errors import InputError, UsageError
+from edgekit.errors import InputError, TargetError, UsageError
 from edgekit.graphs import saving, verify
 from edgekit.stage import Context, Inputs
 from edgekit.stages import simplify as module
@@ -357,3 +358,9 @@ def test_integer_inputs_are_drawn_inside_their_tables(tmp_path):
     facts, after = stage(tmp_path, made)
     assert ops(after) == ["Gather"]
     assert not facts["findings"]
+
+
+def test_a_deadline_fails_the_stage_instead_of_doing_less(tmp_path, real_children):
+    inputs = Inputs(artifact=onnx_artifact(small(), tmp_path / "in"), folder=tmp_path / "in", profile=house.profile())
+    with pytest.raises(TargetError, match="deadline"):
+        Simplify().run(inputs, tmp_path, Context(scratch=tmp_path / "s", deadline=time.monotonic() + 0.01))
