@@ -180,9 +180,7 @@ def test_latency(name, more, low, high, expected):
 
 def test_a_note_is_the_reason():
     note = "the emulator's timing means nothing"
-    assert (
-        judge(Budget(latency_ms={"p95": 20}), [figure("latency-p95", 5.0, 4, 6, note=note)]).checks[0].reason == note
-    )
+    assert judge(Budget(latency_ms={"p95": 20}), [figure("latency-p95", 5.0, 4, 6, note=note)]).checks[0].reason == note
     nothing = figure("drop", math.nan, note="the original scores 0")
     assert "the original scores 0" in judge(Budget(max_drop=0.01), [nothing]).checks[0].reason
 
@@ -210,9 +208,7 @@ def test_a_budget_without_a_figure_is_unproven():
 
 
 def test_what_is_only_reported_never_turns_the_verdict():
-    verdict = judge(
-        Budget(), [figure("drop", math.nan), figure("latency-p99", None, note="no device"), figure("x", 1)]
-    )
+    verdict = judge(Budget(), [figure("drop", math.nan), figure("latency-p99", None, note="no device"), figure("x", 1)])
     assert verdict.status == "pass"
     assert [check.status for check in verdict.checks] == ["pass"] * 3
     assert [check.budget for check in verdict.checks] == [None] * 3
@@ -250,9 +246,7 @@ def test_the_figure_that_can_decide_is_taken():
     emulated = figure("latency-p95", 900.0, 800, 999, note="emulated")
     budget = Budget(latency_ms={"p95": 20})
     assert judge(budget, [simulated, predicted, measured]).status == "fail"
-    assert (
-        judge(budget, [simulated, predicted, measured]).checks[1:] == judge(Budget(), [simulated, predicted]).checks
-    )
+    assert judge(budget, [simulated, predicted, measured]).checks[1:] == judge(Budget(), [simulated, predicted]).checks
     assert judge(budget, [emulated, simulated, predicted]).status == "pass"
     assert judge(budget, [simulated]).status == "unproven"
 

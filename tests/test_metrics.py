@@ -88,9 +88,7 @@ def test_labels_per_position_are_averaged_within_the_sample():
     labels = np.random.default_rng(3).integers(0, 6, (3, 4))
     labels[0, 1:] = -100
     right = logits.argmax(-1) == labels
-    assert rows("accuracy", {"logits": logits}, labels)[:, 0] == pytest.approx(
-        [float(right[0, 0]), *right[1:].mean(1)]
-    )
+    assert rows("accuracy", {"logits": logits}, labels)[:, 0] == pytest.approx([float(right[0, 0]), *right[1:].mean(1)])
     labels[0, 0] = -100
     with pytest.raises(InputError, match="a sample has no label but -100"):
         rows("accuracy", {"logits": logits}, labels)

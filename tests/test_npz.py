@@ -15,9 +15,7 @@ DTYPES = hnp.scalar_dtypes().filter(lambda dtype: dtype.kind not in "mM") | hnp.
 
 
 @given(
-    arrays=st.dictionaries(
-        st.text("abc/._0", min_size=1), hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, min_side=0))
-    )
+    arrays=st.dictionaries(st.text("abc/._0", min_size=1), hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, min_side=0)))
 )
 def test_arrays_come_back(tmp_path_factory, arrays):
     path = tmp_path_factory.getbasetemp() / "a.npz"

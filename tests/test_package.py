@@ -107,9 +107,7 @@ def test_optional_files(tmp_path):
         licence_file=tmp_path / "COPYING",
     )
     package.extract(tmp_path / "out", {"reference", "licence"})
-    found = {
-        path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()
-    }
+    found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert found == {"reference/outputs.npz", "reference/inputs.npz", "LICENSE"}
     assert (tmp_path / "out" / "reference" / "outputs.npz").read_bytes() == b"opaque"
     extracted = extract_package(package.path, tmp_path / "all")
@@ -148,9 +146,7 @@ def test_a_device_runs_the_jobs_as_they_stand(tmp_path, unsigned, job):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     readme = (tmp_path / "README.txt").read_text()
     assert f"python3 runner/runner.py {job} {job}.json" in readme
-    subprocess.run(
-        [sys.executable, "runner/runner.py", job, f"{job}.json"], cwd=tmp_path, check=True, env=environment
-    )
+    subprocess.run([sys.executable, "runner/runner.py", job, f"{job}.json"], cwd=tmp_path, check=True, env=environment)
     result = json.loads((tmp_path / f"{job}-result.json").read_text())
     assert "error" not in result
     assert result["matches"] is True if job == "golden" else len(result["series_ms"]) >= 100

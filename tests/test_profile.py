@@ -98,9 +98,7 @@ def test_what_follows_from_the_name_is_no_key(tmp_path: Path, key: str) -> None:
     ],
 )
 def test_a_wrong_value_names_file_and_key(tmp_path: Path, text: str, place: str) -> None:
-    found = failure(
-        InputError, write(tmp_path, "mine", f"{{}}\n{text}\n".replace("{}", 'extends = "raspberry-pi-5"'))
-    )
+    found = failure(InputError, write(tmp_path, "mine", f"{{}}\n{text}\n".replace("{}", 'extends = "raspberry-pi-5"')))
     assert f"mine.toml: {place}" in found
 
 

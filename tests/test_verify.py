@@ -164,9 +164,7 @@ def test_a_runner_that_dies(tmp_path, signed, monkeypatch):
 @pytest.mark.parametrize("kind", ["missing", "memory"])
 def test_a_machine_that_lacks_something(tmp_path, signed, monkeypatch, kind):
     error = {"error": {"kind": kind, "text": "no runtime", "remedy": ""}}
-    stand_in(
-        tmp_path, monkeypatch, f"import json; json.dump({error!r}, open('result.json', 'w')); raise SystemExit(1)"
-    )
+    stand_in(tmp_path, monkeypatch, f"import json; json.dump({error!r}, open('result.json', 'w')); raise SystemExit(1)")
     with pytest.raises(TargetError, match="no runtime") as caught:
         verify_package(signed.path)
     assert caught.value.remedy

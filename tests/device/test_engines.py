@@ -143,9 +143,7 @@ def test_time_command():
     ("banner", "version"), [("v8601", "8.6.1"), ("v8502", "8.5.2"), ("v100300", "10.3.0"), ("v110401", "11.4.1")]
 )
 def test_trtexec_version(banner, version):
-    assert (
-        engine_trt.trtexec_version(f"&&&& RUNNING TensorRT.trtexec [TensorRT {banner}] # trtexec --help") == version
-    )
+    assert engine_trt.trtexec_version(f"&&&& RUNNING TensorRT.trtexec [TensorRT {banner}] # trtexec --help") == version
 
 
 def test_trtexec_without_a_version_is_an_error():

@@ -90,9 +90,7 @@ def coverage(n, grid, limit):
     lost, gained = lost[possible], gained[possible]
     highs = np.array([paired_difference(int(b), int(c), n).high for b, c in zip(lost, gained, strict=True)])
     same = n - lost - gained
-    ways = (
-        special.gammaln(n + 1) - special.gammaln(lost + 1) - special.gammaln(gained + 1) - special.gammaln(same + 1)
-    )
+    ways = special.gammaln(n + 1) - special.gammaln(lost + 1) - special.gammaln(gained + 1) - special.gammaln(same + 1)
     for p in grid:
         for q in grid:
             if p + q < 1 - 1e-9:

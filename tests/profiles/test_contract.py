@@ -58,17 +58,13 @@ def test_what_it_computes_has_a_peak(name: str) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_figure_says_where_it_is_from(path: Path) -> None:
     for key, figure in figures(tomllib.loads(path.read_text(encoding="utf-8"))).items():
-        kind = re.match(
-            r"estimated|computed|fitted|measured|tegrastats|NVIDIA|Raspberry Pi|Qualcomm", figure["source"]
-        )
+        kind = re.match(r"estimated|computed|fitted|measured|tegrastats|NVIDIA|Raspberry Pi|Qualcomm", figure["source"])
         assert kind, f"{path.name}: {key}: what kind of source is '{figure['source']}'?"
         if re.search(r"from memory|guess|typical", figure["source"]):
             assert figure["source"].startswith("estimated"), f"{path.name}: {key}"
 
 
-@pytest.mark.parametrize(
-    ("alias", "device"), [("jetson", "jetson-orin-nano-8gb"), ("snapdragon", "snapdragon-8-gen3")]
-)
+@pytest.mark.parametrize(("alias", "device"), [("jetson", "jetson-orin-nano-8gb"), ("snapdragon", "snapdragon-8-gen3")])
 def test_an_alias_is_its_device_under_another_name(alias: str, device: str) -> None:
     same = {"name": device, "title": load_profile(device).title}
     assert msgspec.structs.replace(load_profile(alias), **same) == load_profile(device)
@@ -98,9 +94,7 @@ def test_snapdragon_says_what_the_simulator_needs(name: str) -> None:
     found = load_profile(name)
     htp = found.settings["htp"]
     assert (
-        {"soc_model", "arch", "fp16", "estimate"}
-        <= htp.keys()
-        <= {"soc_model", "arch", "fp16", "estimate", "vtcm_mb"}
+        {"soc_model", "arch", "fp16", "estimate"} <= htp.keys() <= {"soc_model", "arch", "fp16", "estimate", "vtcm_mb"}
     )
     assert ("fp16" in found.precisions) is htp["fp16"]
     assert "fp32" not in found.precisions

@@ -76,9 +76,9 @@ def test_it_keeps_the_contract_on_a_real_graph(name, tmp_path):
     quiet = onnxruntime.SessionOptions()
     quiet.log_severity_level = 3
     before, after = (
-        onnxruntime.InferenceSession(m.SerializeToString(), quiet, providers=["CPUExecutionProvider"]).run(
-            None, feed
-        )[0]
+        onnxruntime.InferenceSession(m.SerializeToString(), quiet, providers=["CPUExecutionProvider"]).run(None, feed)[
+            0
+        ]
         for m in (model, made)
     )
     noise = float(((before - after) ** 2).sum() / (before**2).sum())

@@ -158,9 +158,7 @@ def test_exit_status_comes_back_and_255_is_never_the_commands(machine, code, sta
 
 
 def test_output_is_cut_at_the_end_that_matters(machine):
-    script = (
-        "head -c 300000 /dev/zero | tr '\\0' x; echo END; head -c 200000 /dev/zero | tr '\\0' y >&2; echo ERR >&2"
-    )
+    script = "head -c 300000 /dev/zero | tr '\\0' x; echo END; head -c 200000 /dev/zero | tr '\\0' y >&2; echo ERR >&2"
     done = machine.run(["sh", "-c", script], timeout=20)
     assert (len(done.stdout), len(done.stderr)) == (LIMIT, LIMIT)
     assert done.stdout.endswith("xEND\n")
@@ -174,7 +172,7 @@ def test_commands_run_in_the_work_folder_and_read_nothing(machine):
 
 def test_a_missing_command_is_told(machine):
     done = machine.run(["no-such-command"], timeout=20)
-    assert done.status == 127
+    assert done.status in {126, 127}  # 126: a folder of PATH that may not be searched
     assert "no-such-command" in done.stderr
 
 

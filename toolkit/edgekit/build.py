@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from edgekit import events
+from edgekit.atomic import replacing
 from edgekit.budget import Budget, Verdict, dominated, judge, merge, parse_budget
 from edgekit.errors import UnsupportedError
 from edgekit.exporter import load_exporter
 from edgekit.gate import Gate, Trial, findings_of
+from edgekit.metrics import find_metric
 from edgekit.pipeline import Pipeline, StageRun
 from edgekit.plan import Given, Plan, make_plan
 from edgekit.profile import Profile, load_profile
 from edgekit.recipe import load_recipe
-from edgekit.atomic import replacing
 from edgekit.report import html_report
 from edgekit.result import ErrorReport, Result, exit_of
 from edgekit.shipping import Shipment, bundle_of, golden_feeds, pack_extras, recall, remember, ship
+from edgekit.signing import load_private_key
 from edgekit.sources import ingest, read_data
 from edgekit.store import Store
 from edgekit.targets import open_target
+from edgekit.transport import open_transport
 
 
 def build(  # noqa: PLR0913 - one keyword per option of the command line
@@ -92,6 +96,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     asked = budget if isinstance(budget, Budget) else parse_budget(budget or {})
     budgets = merge(parse_budget(device.budget), asked)
     chosen = load_recipe(recipe or device.recipe)
+    _check_given(metric, target or device.target, sign)
 
     with Store(store) as shelf:
         source = ingest(model, shelf, weights=Path(weights) if weights else None, listen=listen)
@@ -137,18 +142,15 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         )
         candidate = pipeline.run(plan, reference, gate.score)
 
-        findings = [*findings_of(candidate), *exporter.lint(candidate, shelf.folder(candidate.id), device)]
+        told = (*pipeline.findings, *(samples.findings if samples else ()), *findings_of(candidate))
+        findings = [*told, *exporter.lint(candidate, shelf.folder(candidate.id), device)]
         _refuse(findings, device, allow_fallback=allow_fallback)
         compiled = pipeline.compile(exporter, candidate)
         bundle = bundle_of(compiled, shelf)
 
         place = target or device.target
-        machine = open_target(place, device) if place else None
-        try:
-            trial = gate.trial(bundle, candidate, machine)
-        finally:
-            if machine is not None:
-                machine.close()
+        with open_target(place, device) if place else nullcontext() as machine:
+            trial = gate.trial(bundle, machine, candidate)
         findings += trial.findings
         verdict = judge(budgets, trial.figures)
         why_not = _why_not(verdict, trial, strict=strict, allow_dominated=allow_dominated)
@@ -206,6 +208,16 @@ def repackage(artifact: str, *, sign: str | None = None, out: str | None = None,
         )
         _write_report(result, packed.path)
         return result
+
+
+def _check_given(metric: str | None, place: str | None, key: str | None) -> None:
+    """Find out now, not after hours of work, that a metric, the URL of a target or a key is of no use."""
+    if metric:
+        find_metric(metric)
+    if place:
+        open_transport(place)
+    if key:
+        load_private_key(Path(key))
 
 
 def _refuse(findings: Sequence[events.Finding], profile: Profile, *, allow_fallback: bool) -> None:

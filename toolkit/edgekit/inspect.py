@@ -3,19 +3,99 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from edgekit import events
 from edgekit.artifact import Artifact
 from edgekit.errors import EdgekitError, UnsupportedError
 from edgekit.events import Finding
 from edgekit.exporter import load_exporter
-from edgekit.profile import Profile
+from edgekit.loading import load_graph
+from edgekit.plan import Given, make_plan
+from edgekit.profile import Profile, load_profile
+from edgekit.recipe import load_recipe
+from edgekit.store import Store
 
 _KNOWN = ("opset", "ir", "producer", "domains", "quantized", "licence", "task", "labels")
+
+
+Table = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
+"""Title, headings and rows."""
+
+_ROWS = 40
+"""Nodes that the table of costs shows: those with the most MACs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What is known of a model: `told` as `inspect_model` gives it, and what a build would do with it."""
+
+    told: dict[str, Any]
+    plan: tuple[str, ...]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What is worth knowing."""
+        return msgspec.convert(self.told["findings"], list[Finding])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {**self.told, "plan": list(self.plan)}
+
+    def tables(self) -> Iterator[Table]:
+        """Yield the tables that a user wants to see."""
+        yield "model", ("what", "value"), [(key, _brief(value)) for key, value in self.told["facts"].items()]
+        for file, graph in self.told["graphs"].items():
+            sides = [(side, spec) for side in ("inputs", "outputs") for spec in graph[side]]
+            rows = [(side[:-1], spec["name"], spec["dtype"], spec["shape"]) for side, spec in sides]
+            yield file, ("side", "name", "type", "shape"), rows
+            yield "operators", ("operator", "nodes"), list(graph["operators"].items())
+            if graph["cost"]:
+                yield from _cost_tables(graph["cost"])
+        if self.plan:
+            yield "plan", ("stage",), [(line,) for line in self.plan]
+
+
+def inspect(
+    model: str,
+    *,
+    profile: str | None = None,
+    plan: bool = False,
+    recipe: str | None = None,
+    data: str | None = None,
+    weights: str | None = None,
+    shape: Sequence[str] = (),
+    store: Path | None = None,
+    listen: events.Listener = events.ignore,
+) -> Report:
+    """Say what is in a model: inputs, operators, MACs, parameters, shapes, and what a device lacks for it.
+
+    Args:
+        model: as `edgekit.build` takes it.
+        profile: a device to hold it against.
+        plan: also say what a build would do.
+        recipe: the recipe of the plan; default: the profile's.
+        data: the data of the plan.
+        weights: a safetensors file for a `python:` model.
+        shape: `input=SHAPE` or `input=MIN/OPT/MAX`.
+        store: the store's folder.
+        listen: where progress goes.
+    """
+    device = load_profile(profile or "host")
+    with Store(store) as shelf:
+        graph = load_graph(model, shelf, device, weights=weights, shape=shape, listen=listen)
+        told = inspect_model(graph, shelf.folder(graph.id), device if profile else None)
+    lines: tuple[str, ...] = ()
+    if plan:
+        given = Given(kind="onnx", data=data is not None, teacher=False)
+        chosen = load_recipe(recipe or device.recipe)
+        lines = tuple(make_plan(chosen, device, load_exporter(device.runtime), given).lines())
+    return Report(told=told, plan=lines)
 
 
 def inspect_model(
@@ -103,3 +183,15 @@ def _describe(
     }
     found["cost"] = msgspec.json.decode(msgspec.json.encode(totals))
     return found
+
+
+def _cost_tables(cost: dict[str, Any]) -> Iterator[Table]:
+    totals = ("macs", "flops", "parameters", "weight_bytes", "activation_bytes")
+    yield "cost", ("what", "value"), [(name, f"{cost[name]:,}") for name in totals]
+    rows = sorted(cost["rows"], key=lambda row: -row["macs"])[:_ROWS]
+    shown = [(row["node"], row["op"], f"{row['macs']:,}", f"{row['parameters']:,}") for row in rows if row["macs"]]
+    yield "nodes by MACs", ("node", "operator", "MACs", "parameters"), shown
+
+
+def _brief(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -107,6 +107,14 @@ class Extracted:
             return None
         return self.folder / found.outputs, self.folder / found.inputs if found.inputs else None
 
+    @property
+    def golden(self) -> tuple[Path, Path | None] | None:
+        """The files of golden inputs and outputs (None: the packing machine could not run it); None without any."""
+        found = self.variant.golden
+        if found is None:
+            return None
+        return self.folder / found.inputs, self.folder / found.outputs if found.outputs else None
+
     def compiled(self) -> Bundle:
         """Return what a target loads."""
         chosen = self.variant

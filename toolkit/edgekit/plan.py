@@ -69,14 +69,20 @@ def make_plan(recipe: Recipe, profile: Profile, exporter: Exporter, given: Given
     """
     if profile.abstract:
         raise UsageError(f"'{profile.name}' is a base for other profiles", remedy="Choose one: edgekit profiles list")
-    capture = [make_stage("capture", {}, "the model")] if given.kind != "onnx" else []
-    if given.shapes:
-        capture.append(make_stage("freeze-shapes", {"shapes": list(given.shapes)}, "--shape"))
     prepared = [make_stage(spec.name, spec.options, f"exporter {exporter.name}") for spec in exporter.prepare(profile)]
     entries: list[PlanEntry] = [*prepared, *(_build_entry(entry, i) for i, entry in enumerate(recipe.entries, 1))]
-    plan = Plan(profile=profile, recipe=recipe, capture=tuple(capture), entries=tuple(entries))
+    capture = capture_stages(given.kind, given.shapes)
+    plan = Plan(profile=profile, recipe=recipe, capture=capture, entries=tuple(entries))
     _check(plan, given)
     return plan
+
+
+def capture_stages(kind: str, shapes: tuple[str, ...]) -> tuple[Stage, ...]:
+    """Return the stages that turn Artifact#0 into the float graph: none for an ONNX model whose shapes stay."""
+    stages = [make_stage("capture", {}, "the model")] if kind != "onnx" else []
+    if shapes:
+        stages.append(make_stage("freeze-shapes", {"shapes": list(shapes)}, "--shape"))
+    return tuple(stages)
 
 
 def make_stage(name: str, options: dict[str, Any], where: str) -> Stage:

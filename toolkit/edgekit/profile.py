@@ -150,6 +150,15 @@ class Listed(NamedTuple):
     abstract: bool
 
 
+class Explained(NamedTuple):
+    """One value of a profile: where it comes from (empty for what is no figure), and the file that sets it."""
+
+    key: str
+    value: Any
+    source: str
+    file: str
+
+
 def profiles_folder() -> Path:
     """Return where the shipped profiles lie: beside the module in a wheel, two folders up in a checkout."""
     here = Path(__file__).resolve().parent
@@ -201,6 +210,25 @@ def origins(name: str) -> dict[str, str]:
         InputError: a file that cannot be read, or an unknown key.
     """
     return _layers(_locate(name)).origins
+
+
+def explain_profile(name: str) -> list[Explained]:
+    """Return every value of a profile with its source and the file that sets it, as `edgekit profiles show` does."""
+    files = origins(name)
+    rows: list[Explained] = []
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict) and set(value) == {"value", "source"}:
+            file = files.get(prefix) or files.get(f"{prefix}.value", "default")
+            rows.append(Explained(prefix, value["value"], value["source"], file))
+        elif isinstance(value, dict) and value:
+            for key, inner in value.items():
+                walk(f"{prefix}.{key}" if prefix else key, inner)
+        elif value not in (None, {}):
+            rows.append(Explained(prefix, value, "", files.get(prefix, "default")))
+
+    walk("", msgspec.to_builtins(load_profile(name)))
+    return rows
 
 
 def _names(*, abstract: bool) -> list[str]:

@@ -127,7 +127,7 @@ def ship(shipment: Shipment, store: Store, out: Path, *, key: Path | None = None
         raise BudgetMissedError(f"missed its budget: {missed}", where=shipment.name, remedy="It does not ship.")
     artifact, bundle, extras = (_load(store, i) for i in (shipment.artifact, shipment.bundle, shipment.extras))
     folder = store.folder(extras.id)
-    licence = artifact.facts.get("licence") or {}
+    licence = _licence(artifact)
     with tempfile.TemporaryDirectory() as scratch:
         text = Path(scratch) / "LICENSE"
         text.write_text(licence.get("text", ""), encoding="utf-8")
@@ -153,6 +153,12 @@ def ship(shipment: Shipment, store: Store, out: Path, *, key: Path | None = None
             details=shipment.details,
             key=key,
         )
+
+
+def _licence(artifact: Artifact) -> dict[str, str]:
+    """Return `name` and `text` of the model's licence as far as they are known."""
+    found = artifact.facts.get("licence") or {}
+    return {"name": found} if isinstance(found, str) else found
 
 
 def _golden(folder: Path, extras: Artifact) -> GoldenSamples | None:

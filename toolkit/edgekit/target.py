@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,35 @@ class Bundle:
     facts: dict[str, Any]
 
 
+class Tolerance(Protocol):
+    """How far an output may be off: |found - expected| <= absolute + relative * |expected|; integers not at all."""
+
+    @property
+    def absolute(self) -> float:
+        """Return the allowance that every value has."""
+        ...
+
+    @property
+    def relative(self) -> float:
+        """Return the allowance as a share of the expected value."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldenResult:
+    """What became of golden outputs on a target.
+
+    Attributes:
+        matches: whether all are within the tolerance.
+        outputs: output name -> `matches`, `error` (largest difference, None when not comparable), `text`.
+        count: feeds that were compared.
+    """
+
+    matches: bool
+    outputs: dict[str, dict[str, Any]]
+    count: int
+
+
 class Target(Protocol):
     """A device, an emulator or a simulator that runs bundles."""
 
@@ -47,6 +76,18 @@ class Target(Protocol):
 
     def measure(self, bundle: Bundle, feed: Feed, *, runs: int, threads: int) -> tuple[Figure, ...]:
         """Measure `latency-p50`, `-p90`, `-p95`, `-p99` (ms) and `memory` (B) with at least `runs` timed runs."""
+        ...
+
+    def golden(self, bundle: Bundle, inputs: Path, outputs: Path, *, tolerance: Tolerance) -> GoldenResult:
+        """Compare what it gives for the feeds of one file with the outputs in another (`jobs.encode_feeds`)."""
+        ...
+
+    def __enter__(self) -> Self:
+        """Connects when it is first used."""
+        ...
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
         ...
 
     def close(self) -> None:

@@ -27,9 +27,16 @@ class Completed:
 
 
 class Transport(Protocol):
-    """A machine: a work folder on it, files in and out, argv lists run there, never a shell string of the user's."""
+    """A machine: a work folder on it, files in and out, argv lists run there, never a shell string of the user's.
+
+    Attributes:
+        url: where it is.
+        title: what people call it: `local`, `ssh orin`.
+        python: its interpreter (3.8 or later, with numpy), once open.
+    """
 
     url: str
+    title: str
     python: str
 
     def open(self) -> None:
@@ -41,7 +48,7 @@ class Transport(Protocol):
         ...
 
     def push(self, source: Path, name: str) -> str:
-        """Copy a file to `name` in the work folder (atomically, skipped when its sha256 is there); return its path."""
+        """Copy a file to `name` in the work folder (atomic; skipped when its sha256 is there); return its path."""
         ...
 
     def run(self, argv: Sequence[str], *, timeout: float) -> Completed:

@@ -14,9 +14,10 @@ from edgekit.budget import Budget, Figure, judge, merge, parse_budget
 from edgekit.data import Dataset, open_dataset
 from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.evaluate import evaluate, figures, load_outputs
+from edgekit.evaluate.rows import leading_axis, rows_of, together
 from edgekit.events import Finding
 from edgekit.exporter import load_exporter
-from edgekit.gate import RUNS, Gate, feed_size, feeds_of, is_batched, model_size
+from edgekit.gate import RUNS, Gate, feeds_of, model_size
 from edgekit.jobs import read_feeds
 from edgekit.metrics import find_metric
 from edgekit.package import Extracted, extract_package
@@ -111,14 +112,14 @@ def _package(
         note = "accuracy was not looked at: give the data that the package was built with, --data"
         found.append(Figure(name="drop", value=None, unit="1", provenance="measured", on=on, note=note))
     else:
-        batched = is_batched(package.manifest.inputs, package.manifest.outputs)
-        feeds = feeds_of(samples.evaluation, feed_size(batched=batched), "evaluation", listen)
+        leading = leading_axis(package.manifest.inputs, package.manifest.outputs)
+        feeds = feeds_of(samples.evaluation, "evaluation", listen)
         comparison = evaluate(
             load_outputs(extracted.reference[0]),
-            machine.run(bundle, feeds),
-            samples.evaluation.labels,
+            together(machine.run(bundle, feeds), leading),
+            rows_of(samples.evaluation.labels, leading),
             find_metric(metric or details["metric"]),
-            batched=batched,
+            batched=leading is not None,
         )
         found += figures(comparison, on=on, provenance=machine.provenance)
         findings += comparison.findings
@@ -151,9 +152,11 @@ def _samples(extracted: Extracted, data: str, listen: events.Listener) -> Datase
 
 def _check_golden(extracted: Extracted, machine: Target) -> list[Finding]:
     """Let the target reproduce the golden outputs; an error finding when it does not."""
-    if extracted.golden is None or extracted.golden[1] is None or extracted.variant.golden is None:
+    if extracted.golden is None or extracted.variant.golden is None:
         return []
     inputs, outputs = extracted.golden
+    if outputs is None:
+        return []
     result = machine.golden(extracted.compiled(), inputs, outputs, tolerance=extracted.variant.golden.tolerance)
     return [
         Finding(
@@ -207,7 +210,7 @@ def _model(
         **options,
     )
     pipeline = Pipeline(store=store, profile=device, dialect=exporter.dialect(device), data=samples, **options)
-    trial = gate.trial(bundle_of(pipeline.compile(exporter, candidate), store), candidate, machine)
+    trial = gate.trial(bundle_of(pipeline.compile(exporter, candidate), store), machine, candidate)
     findings = [*(samples.findings if samples else ()), *trial.findings]
     return _judged(budgets, trial.figures, findings, candidate.id, strict=strict)
 

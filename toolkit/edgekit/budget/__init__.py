@@ -3,7 +3,7 @@
 from edgekit.budget.dominance import dominated
 from edgekit.budget.figures import Budget, Check, Figure, Provenance, Status, Verdict
 from edgekit.budget.judge import judge
-from edgekit.budget.words import merge, parse_budget
+from edgekit.budget.words import merge, parse_budget, parse_size
 
 __all__ = [
     "Budget",
@@ -16,4 +16,5 @@ __all__ = [
     "judge",
     "merge",
     "parse_budget",
+    "parse_size",
 ]

@@ -63,7 +63,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: `drop`, `latency-p95`, `size`, `memory`, `energy`, or a metric's name.
         value: the point estimate, None when nothing could be obtained.
-        unit: `1` (points in [0, 1]), `ms`, `B`, `mJ`, ...
+        unit: `1` (points in [0, 1], and every drop), `ms`, `B`, `mJ`, ...; empty for metrics without a unit.
         provenance: measured, simulated or predicted.
         on: the machine, simulator or model it comes from.
         low: one-sided 95 % lower bound, None when exact or unknown.

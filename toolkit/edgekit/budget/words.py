@@ -73,6 +73,11 @@ def merge(*budgets: Budget) -> Budget:
     return Budget(latency_ms=latency, **fields)
 
 
+def parse_size(word: str, name: str) -> int:
+    """Return the bytes of a size such as `5MB` or `200MiB`; UsageError that names the option."""
+    return _size(name, word)
+
+
 def _drop(name: str, word: str) -> float:
     amount, unit = _quantity(name, word, {"": "1", "%": "0.01"})
     if amount < 0:

@@ -21,10 +21,10 @@ def list_all(as_json: bool) -> int:
 
     rows = list_profiles()
     if as_json:
-        print_json([row.to_dict() for row in rows])
+        print_json([row._asdict() for row in rows])
         return 0
-    shown = [(row.name, row.title, row.family, row.runtime) for row in rows if not row.abstract]
-    console_for_stdout().print(rows_table("profiles", ("name", "device", "family", "runtime"), shown))
+    shown = [(row.name, row.title, row.family) for row in rows if not row.abstract]
+    console_for_stdout().print(rows_table("profiles", ("name", "device", "family"), shown))
     return 0
 
 

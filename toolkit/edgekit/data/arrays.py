@@ -42,7 +42,7 @@ _DAMAGED = (
     zlib.error,
 )
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
-_CHUNK = 1 << 22
+_CHUNK = 1 << 20
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 

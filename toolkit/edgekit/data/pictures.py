@@ -86,12 +86,13 @@ def _decoded(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Pillow's warning about large images (they are refused by size here). Not to be entered by threads."""
+    """Silence Pillow's warnings: size and damage are judged here. Not to be entered by several threads at once."""
     from PIL import Image
 
     Image.init()  # its plugins are imported before threads race to
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
         yield
 
 

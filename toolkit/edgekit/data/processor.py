@@ -48,7 +48,7 @@ _PLAIN = {
     "ViT": _Defaults(2, square=True, crop=False),
 }
 """Class (without ImageProcessor, FeatureExtractor, Fast, Pil) -> its defaults. All resize, then center crop, then
-scale, then normalize; MobileViT flips to BGR and ConvNext resizes in its own way."""
+scale, then normalize; MobileViT flips to BGR and does not normalize, and ConvNext resizes in its own way."""
 _KNOWN_STEPS = {
     "do_resize",
     "do_center_crop",
@@ -119,7 +119,10 @@ def _rule(config: Mapping[str, Any], kind: str, path: Path) -> ImageRule:
     resample = config.get("resample", _PLAIN[kind].resample)
     if resample not in _FILTERS:
         raise InputError(f"resample {resample!r} is no filter", where=f"{path}, key resample", remedy=_REMEDY)
-    scaled, normalized = config.get("do_rescale", True), config.get("do_normalize", "image_mean" in config)
+    scaled, normalized = (
+        config.get("do_rescale", True),
+        config.get("do_normalize", "image_mean" in config and kind != "MobileViT"),
+    )
     flips = config.get("do_flip_channel_order", kind == "MobileViT")
     return ImageRule(
         resize=resize,

@@ -13,6 +13,7 @@ from edgekit.data import Feed, Samples
 from edgekit.errors import InputError
 from edgekit.graphs.edit import load_model
 from edgekit.graphs.sessions import node_in, short
+from edgekit.graphs.storage import tensor_bytes
 from edgekit.numerics.output_distance import OutputDistance
 from edgekit.numerics.ranges import RangeMeter
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 256 << 20
 """Bytes of inner tensors that one run may give out; more are collected in several passes."""
+
+LARGE = 1 << 29
+"""Bytes of weights above which onnxruntime keeps no second copy of them in another layout."""
 
 _NAMED = 10
 _SILENT = 4
@@ -45,6 +49,9 @@ def open_graph(model: onnx.ModelProto, folder: Path, *, threads: int, extra_outp
     options.inter_op_num_threads = 1
     options.log_severity_level = _SILENT
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
+    if sum(tensor_bytes(tensor) for tensor in model.graph.initializer) > LARGE:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        options.enable_cpu_mem_arena = False
     present = {value.name for value in model.graph.output}
     extra = [name for name in extra_outputs if name not in present]
     for name in extra:
@@ -121,7 +128,6 @@ def collect(
     *,
     held_out: set[int],
     threads: int,
-    shapes_of: Sequence[str] = (),
     histogram: bool = True,
     tell: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Statistics:
@@ -133,7 +139,7 @@ def collect(
         InputError: samples with NaN or infinite inputs or outputs; names all of them (the first ten).
     """
     found = Statistics()
-    wanted = list(dict.fromkeys([*tensors, *shapes_of]))
+    wanted = list(dict.fromkeys(tensors))
     first = run(
         open_graph(model, folder, threads=threads, extra_outputs=wanted), samples.sample(0), sample=samples.ids[0]
     )
@@ -157,7 +163,7 @@ def collect(
                 continue
             meters = found.held if index in held_out else found.fit
             for tensor in group:
-                meters[tensor].add(outputs[tensor])
+                meters[tensor].add(np.asarray(outputs[tensor], np.float32))
             tell(number * len(samples) + index + 1, len(groups) * len(samples))
         _refuse(bad)
     return found

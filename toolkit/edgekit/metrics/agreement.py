@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from edgekit.errors import InputError
 from edgekit.metrics.metric import OWN_METRIC, Array, Classes, Labels, Outputs, Rows, Values, parts
@@ -80,12 +82,11 @@ def is_vector(samples: Array) -> bool:
     return len([size for size in samples.shape[1:] if size != 1]) == 1
 
 
-def highest(scores: Array) -> Classes:
+def highest(scores: npt.NDArray[Any]) -> Classes:
     """Index of the highest score along the last axis, -1 where one is NaN; class indices as they are."""
     if scores.dtype.kind != "f":
         return scores.astype(np.int64)
-    values = scores.astype(np.float64)
-    return np.where(np.isnan(values).any(axis=-1), -1, values.argmax(axis=-1))
+    return np.where(np.isnan(scores).any(axis=-1), -1, scores.argmax(axis=-1))
 
 
 def _is_logits(name: str, samples: Array) -> bool:

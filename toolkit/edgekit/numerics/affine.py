@@ -7,6 +7,7 @@ The mapping is that of ONNX QuantizeLinear: `q = saturate(round_half_even(x / sc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ BOUNDS = {
 SMALLEST_RANGE = 1e-20
 """A tensor whose values all lie within this distance of 0 has no usable range: it is dead."""
 
+_BLOCK = 1 << 24
 _BIAS_LIMIT = float(2**31 - 1)
 _BIAS_STEPS = float(2**20)
 
@@ -100,16 +102,27 @@ def within(grid: Grid, low: float, high: float) -> Grid:
 def weight_scales(weights: Floats, axis: int | None, *, bits: int = 8) -> npt.NDArray[np.float32]:
     """Symmetric scales of a weight, one per index of `axis` (shape `[dim]`) or one for all (shape `[]`).
 
-    The largest magnitude of each slice maps to `2**(bits - 1) - 1`. A slice of zeros gets scale 1.
+    The largest magnitude of each slice maps to `2**(bits - 1) - 1`. A slice of zeros gets scale 1. Large weights are
+    read block by block.
     """
-    magnitudes = np.abs(weights.astype(np.float32, copy=False))
-    if axis is None:
-        peak = np.asarray(magnitudes.max() if magnitudes.size else 0.0, np.float32)
-    else:
-        others = tuple(i for i in range(weights.ndim) if i != axis % weights.ndim)
-        peak = magnitudes.max(axis=others) if magnitudes.size else np.zeros(weights.shape[axis], np.float32)
+    others = None if axis is None else tuple(i for i in range(weights.ndim) if i != axis % weights.ndim)
+    peak = np.zeros(() if axis is None else weights.shape[axis], np.float32)
+    for rows in _blocks(weights):
+        found = np.abs(weights[rows], dtype=np.float32).max(axis=others, initial=0.0)
+        if axis is not None and axis % weights.ndim == 0 and weights.ndim:
+            peak[rows] = found
+        else:
+            peak = np.maximum(peak, found)
     scales = (peak / np.float32(2 ** (bits - 1) - 1)).astype(np.float32)
     return np.where(scales < np.finfo(np.float32).tiny, np.float32(1), scales).astype(np.float32)
+
+
+def _blocks(weights: Floats) -> list[Any]:
+    """Return indices of the first axis that cut a weight into blocks of at most 16 million elements."""
+    if weights.ndim == 0 or weights.size <= _BLOCK:
+        return [...]
+    step = max(1, _BLOCK // max(weights.size // weights.shape[0], 1))
+    return [slice(start, start + step) for start in range(0, weights.shape[0], step)]
 
 
 def empty_slices(weights: Floats, axis: int | None) -> npt.NDArray[np.bool_]:
@@ -148,8 +161,11 @@ def quantize_weight(
 ) -> npt.NDArray[np.int8]:
     """Round a weight to the symmetric grid of `scales`: int8 values in `-(2**(bits-1)-1) .. 2**(bits-1)-1`."""
     most = 2 ** (bits - 1) - 1
-    steps = _along(scales, axis, weights.ndim)
-    return np.clip(np.rint(weights.astype(np.float32, copy=False) / steps), -most, most).astype(np.int8)
+    steps = np.broadcast_to(_along(scales, axis, weights.ndim), weights.shape)
+    values = np.empty(weights.shape, np.int8)
+    for rows in _blocks(weights):
+        values[rows] = np.clip(np.rint(weights[rows].astype(np.float32, copy=False) / steps[rows]), -most, most)
+    return values
 
 
 def dequantize_weight(values: Integers, scales: npt.NDArray[np.float32], axis: int | None) -> npt.NDArray[np.float32]:

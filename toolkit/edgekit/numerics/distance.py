@@ -123,33 +123,50 @@ class ColumnDistance:
                 f"axis {self.axis} has {reference.shape[self.axis]} entries where there were {self.columns}",
                 where=self.name,
             )
-        if reference.size:
-            self._add(
-                np.moveaxis(reference, self.axis, -1).reshape(-1, self.columns).astype(np.float64),
-                np.moveaxis(candidate, self.axis, -1).reshape(-1, self.columns).astype(np.float64),
-            )
+        left, right = (np.moveaxis(side, self.axis, -1) for side in (reference, candidate))
+        left, right = (side.reshape(-1, self.columns) for side in (left, right))
+        rows = max(1, _CHUNK // self.columns)
+        for start in range(0, len(left), rows):
+            part = slice(start, start + rows)
+            self._add(left[part].astype(np.float64), right[part].astype(np.float64))
 
     def _add(self, reference: Values, candidate: Values) -> None:
+        """Add rows of columns, float64 [rows, columns]."""
         finite = np.isfinite(reference) & np.isfinite(candidate)
+        all_finite = bool(finite.all())
+
+        def kept(values: Values, otherwise: float) -> Values:
+            return values if all_finite else np.where(finite, values, otherwise)
+
         count = finite.sum(axis=0).astype(np.float64)
-        safe = np.where(finite, reference, 0.0)
-        mean = safe.sum(axis=0) / np.maximum(count, 1)
+        mean = kept(reference, 0).sum(axis=0) / np.maximum(count, 1)
+        with np.errstate(invalid="ignore"):  # infinity less infinity is left out
+            deviation, error = reference - mean, reference - candidate
         # merged around the means (Chan, Golub and LeVeque 1983): raw sums would cancel
         total = np.maximum(self._count + count, 1)
         gap = np.where(count > 0, mean - self._mean, 0.0)
-        self._variation += (np.where(finite, reference - mean, 0.0) ** 2).sum(axis=0)
+        self._variation += (kept(deviation, 0) ** 2).sum(axis=0)
         self._variation += gap**2 * self._count * count / total
         self._mean += gap * count / total
         self._count += count
-        self._noise += ((np.where(finite, candidate, 0.0) - safe) ** 2).sum(axis=0)
+        self._noise += (kept(error, 0) ** 2).sum(axis=0)
         for row, part in enumerate((reference, candidate)):
-            self._low[row] = np.minimum(self._low[row], np.where(finite, part, np.inf).min(axis=0))
-            self._high[row] = np.maximum(self._high[row], np.where(finite, part, -np.inf).max(axis=0))
+            self._low[row] = np.minimum(self._low[row], kept(part, np.inf).min(axis=0))
+            self._high[row] = np.maximum(self._high[row], kept(part, -np.inf).max(axis=0))
 
     @property
     def varied_sqnr_db(self) -> Values:
-        """Float64 [columns]: 10 log10 of the original's variation around its mean over the noise, in dB."""
-        return np.array([decibel(*pair) for pair in zip(self._variation, self._noise, strict=True)])
+        """Float64 [columns]: the original's variation around its mean over the noise, in dB."""
+        return np.array([self.joint_sqnr_db(slice(i, i + 1)) for i in range(self.columns)])
+
+    def joint_sqnr_db(self, columns: slice) -> float:
+        """Return the same for several columns together: their summed variation over their summed noise."""
+        return decibel(float(self._variation[columns].sum()), float(self._noise[columns].sum()))
+
+    @property
+    def counts(self) -> Values:
+        """Float64 [columns]: number of positions compared."""
+        return self._count
 
     @property
     def spans(self) -> Values:

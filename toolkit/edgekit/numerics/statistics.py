@@ -223,14 +223,22 @@ def _exceedance(factors: Values, shapes: Values) -> float:
         vertex = max(lean / (2 * abs(skew)), 1e-300) if skew else np.inf
         sweep = math.copysign(lean, skew) * height
         hypotenuse = np.hypot(height, vertex)
-        path = saddle + 1j * height + sweep * (height / (hypotenuse + vertex))
-        growth = -(np.log1p(-np.multiply.outer(path - saddle, ratio)) @ shapes)
-        if lean == 0 or growth.real.max() <= 1:
+        aside = sweep * (height / (hypotenuse + vertex))
+        growth, turn = _along(np.multiply.outer(aside, ratio), np.multiply.outer(height, ratio), shapes)
+        if lean == 0 or growth.max() <= 1:
             break
     level = math.exp(-float(np.log1p(-factors * saddle) @ shapes))
     direction = (1j + sweep / hypotenuse) * slope
-    share = float(np.sum((np.exp(growth) * direction / path).imag) * level * _STEP / math.pi)
+    path = saddle + aside + 1j * height
+    share = float(np.sum((np.exp(growth + 1j * turn) * direction / path).imag) * level * _STEP / math.pi)
     return min(1.0, max(0.0, share))
+
+
+def _along(real: Values, imaginary: Values, shapes: Values) -> tuple[Values, Values]:
+    """Real and imaginary part of -sum(shapes * ln(1 - w)) over the columns of w; complex logs are slow."""
+    growth = np.einsum("ij,j->i", np.log1p(real * (real - 2) + imaginary**2), shapes) / -2
+    turn = np.einsum("ij,j->i", np.arctan2(imaginary, 1 - real), shapes)
+    return growth, turn
 
 
 def _saddle(factors: Values, shapes: Values) -> float:

@@ -1,0 +1,24 @@
+"""Original against candidate: run both on the same samples, compare the metric and every output.
+
+original = run_onnx(folder, samples.batches(1))
+save_outputs(out / "reference.npz", original)
+comparison = evaluate(load_outputs(out / "reference.npz"), candidate, samples.labels, metric,
+count=len(samples)) verdict = judge(budget, [*figures(comparison, on="jetson"), ...])
+"""
+
+from edgekit.evaluate.comparison import Comparison, compare, evaluate, figures
+from edgekit.evaluate.distances import ColumnGroup, OutputDistance
+from edgekit.evaluate.reference import load_outputs, save_outputs
+from edgekit.evaluate.session import run_onnx
+
+__all__ = [
+    "ColumnGroup",
+    "Comparison",
+    "OutputDistance",
+    "compare",
+    "evaluate",
+    "figures",
+    "load_outputs",
+    "run_onnx",
+    "save_outputs",
+]

@@ -1,0 +1,211 @@
+"""Cast a graph to float16 wherever the ranges it meets allow it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from edgekit.artifact import MAIN
+from edgekit.data import Samples
+from edgekit.errors import EdgekitError, InputError, UsageError, did_you_mean
+from edgekit.events import Finding, Progress
+from edgekit.graphs.calibrate import Reference, collect, open_file, open_graph, spread
+from edgekit.graphs.canonical import Canonical, canonical
+from edgekit.graphs.companions import copy_companions
+from edgekit.graphs.edit import load_model, save_model
+from edgekit.graphs.facts import quantization_of, signature_of
+from edgekit.graphs.half_masks import MASK, describe, softened
+from edgekit.graphs.half_plan import HalfPlan, HalfPlanner
+from edgekit.graphs.half_search import HalfSearch, faults, kept_findings
+from edgekit.graphs.half_sums import largest_sums
+from edgekit.graphs.half_types import HalfTypes
+from edgekit.graphs.half_write import HalfDraft
+from edgekit.graphs.seeded import SeededSamples
+from edgekit.graphs.widen import WIDENED
+from edgekit.stage import Context, Inputs
+
+MOST_JUDGED = 16
+"""Calibration samples on which sums are bounded and the result is compared with the original."""
+
+_SAME = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp16:
+    """Compute in float16, nodes that would overflow or lose their precision excepted.
+
+    Args:
+        keep: globs of node names or op types that stay float32.
+        io: type of the model's float inputs and outputs.
+        floor: lowest signal-to-noise ratio in dB that an output may have when everything is rounded to float16; nodes
+            are kept in float32 until it holds.
+    """
+
+    name: ClassVar[str] = "fp16"
+    revision: ClassVar[int] = 1
+    takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
+    makes: ClassVar[str] = "onnx"
+    needs: ClassVar[frozenset[str]] = frozenset()
+    libraries: ClassVar[tuple[str, ...]] = ("numpy", "onnx", "onnxruntime")
+
+    keep: tuple[str, ...] = ()
+    io: Literal["fp32", "fp16"] = "fp32"
+    floor: float = 35.0
+
+    def __post_init__(self) -> None:
+        """Check the options; UsageError for an unknown word."""
+        if self.io not in {"fp32", "fp16"}:
+            raise UsageError(f"unknown io '{self.io}'", where=self.name, remedy=did_you_mean(self.io, ["fp32", "fp16"]))
+
+    def run(self, inputs: Inputs, out: Path, context: Context) -> dict[str, Any]:
+        """Cast `model.onnx`; see `Stage.run`.
+
+        Ranges come from the calibration samples, or from random inputs when there is no data (a finding says so).
+        Facts: `coverage`, `findings`, `fp16` (the distance of every output from the original under float16 rounding),
+        and `graphs` when an input or output changed.
+
+        Raises:
+            InputError: a quantized or damaged model, or samples with NaN or infinite values.
+        """
+        path = inputs.folder / MAIN
+        if how := quantization_of(load_model(path)):
+            raise InputError(
+                f"the model is already quantized ({how})",
+                where=path.name,
+                remedy="Give the float model, or a recipe without fp16: the scales must stay float32.",
+            )
+        source = canonical(path)
+        job = _Job(self, inputs, source, context)
+        plan, distances = job.decide()
+        model = HalfDraft(job.source, job.types, plan, io=self.io).finished()
+        model.ir_version = min(model.ir_version, inputs.profile.graph.max_ir)
+        save_model(model, out / MAIN, source=source.folder)
+        _check(out / MAIN, context)
+        copy_companions(inputs.folder, out)
+        facts = job.coverage(plan, path)
+        findings = [*job.findings, *kept_findings(plan), *_shortfalls(distances, self.floor, judged=job.judged)]
+        signature = signature_of(load_model(out / MAIN))
+        result: dict[str, Any] = {
+            "coverage": facts,
+            "findings": msgspec.to_builtins(findings),
+            "fp16": {
+                "outputs": {name: {"sqnr_db": round(found.sqnr, 2)} for name, found in distances.items()},
+                "samples": len(job.samples),
+            },
+        }
+        if signature != inputs.artifact.facts.get("graphs", {}).get(MAIN):
+            result["graphs"] = {**inputs.artifact.facts.get("graphs", {}), MAIN: signature}
+        return result
+
+
+class _Job:
+    """One model being cast."""
+
+    def __init__(self, stage: Fp16, inputs: Inputs, source: Canonical, context: Context) -> None:
+        self.stage, self.context = stage, context
+        self.findings = list(source.findings)
+        widened = any(finding.rule == WIDENED for finding in source.findings)
+        threads = context.threads
+        self._original = (
+            open_graph(source.model, source.folder, threads=threads)
+            if widened
+            else open_file(inputs.folder / MAIN, threads=threads)
+        )
+        self.samples = self._samples(inputs, source)
+        self._indices = spread(len(self.samples), MOST_JUDGED)
+        self._reference = Reference(self._original, self.samples, self._indices)
+        self.source = self._soften(source)
+        self.types, tensors = _types(self.source, threads)
+        statistics = collect(
+            self.source.model,
+            self.source.folder,
+            self.samples,
+            tensors,
+            held_out=set(),
+            threads=threads,
+            histogram=False,
+            tell=lambda done, total: context.listen(Progress(label="ranges", done=done, total=total)),
+        )
+        sums = largest_sums(self.source, self.samples, self._indices, shapes=statistics.shapes, threads=threads)
+        self.planner = HalfPlanner(self.source.model, self.source.folder, self.types, statistics.fit, sums)
+
+    @property
+    def judged(self) -> bool:
+        """Whether there are real samples to judge by."""
+        return not isinstance(self.samples, SeededSamples)
+
+    def decide(self) -> tuple[HalfPlan, Mapping[str, Any]]:
+        """Plan, and keep more nodes in float32 until the floor holds."""
+        keep = dict.fromkeys(self.stage.keep, "the option keep names it")
+        search = HalfSearch(
+            source=self.source,
+            types=self.types,
+            planner=self.planner,
+            reference=self._reference,
+            samples=self.samples,
+            threads=self.context.threads,
+        )
+        return search.settle(keep, self.stage.floor)
+
+    def coverage(self, plan: HalfPlan, path: Path) -> dict[str, Any]:
+        """Measure a plan: share of weights stored in float16 and of multiply-accumulates computed in it."""
+        from edgekit.graphs.half_search import half_coverage
+
+        shapes = {name: array.shape for name, array in self.samples.sample(0).items()}
+        return half_coverage(self.source, self.types, plan, path, shapes)
+
+    def _samples(self, inputs: Inputs, source: Canonical) -> Samples:
+        if inputs.data is not None and len(inputs.data.calibration):
+            return inputs.data.calibration
+        text = "no data: ranges come from random inputs, so an overflow on real ones may go unseen"
+        self.findings.append(
+            Finding(severity="warning", node="", rule="unchecked", text=text, remedy="Give --data DIR.")
+        )
+        specs = inputs.artifact.specs("inputs")
+        return SeededSamples(self._original, source.model, source.folder, specs, seed=self.context.seed)
+
+    def _soften(self, source: Canonical) -> Canonical:
+        """Lower mask constants when the outputs on the samples are the same with them."""
+        model, found = softened(source.model, source.folder)
+        if not found:
+            return source
+        session = open_graph(model, source.folder, threads=self.context.threads)
+        if faults(self._reference.distances(session), _SAME):
+            return source
+        text = f"mask constants out of float16 range were lowered to {MASK:g}: {describe(found)}; outputs are the same"
+        self.findings.append(Finding(severity="note", node=next(iter(found)), rule="mask-lowered", text=text))
+        return replace(source, model=model)
+
+
+def _types(source: Canonical, threads: int) -> tuple[HalfTypes, list[str]]:
+    """Ask onnxruntime for the type of every tensor; return the types and the float32 tensors that nodes make."""
+    names = [name for node in source.model.graph.node for name in node.output if name]
+    session = open_graph(source.model, source.folder, threads=threads, extra_outputs=names)
+    kinds = {item.name: item.type for item in session.get_outputs()}
+    types = HalfTypes(source.model, kinds)
+    inputs = [value.name for value in source.model.graph.input if value.name in types.floats]
+    return types, inputs + [name for name in names if name in types.floats]
+
+
+def _shortfalls(distances: Mapping[str, Any], floor: float, *, judged: bool) -> Sequence[Finding]:
+    if not judged:
+        return []
+    remedy = "Build with --recipe fp32, or name more nodes in the option keep."
+    return [
+        Finding(severity="warning", node="", rule="accuracy-floor", text=fault, remedy=remedy)
+        for fault in faults(distances, floor)
+    ]
+
+
+def _check(path: Path, context: Context) -> None:
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(path))
+        open_file(path, threads=context.threads)
+    except Exception as error:  # noqa: BLE001 - the checker's errors have no common base
+        raise EdgekitError(f"fp16 wrote a graph that does not load: {str(error)[:300]}") from None

@@ -1,0 +1,301 @@
+"""A target made of an exporter's bundle and a transport: the device runner does the work on the far side."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from edgekit.artifact import digest, sha256_file
+from edgekit.budget import Figure, Provenance
+from edgekit.errors import EdgekitError, InputError, TargetError, UnsupportedError
+from edgekit.events import Finding
+from edgekit.jobs import RUNNER, SCHEMA, encode_feeds, runner_files
+from edgekit.npz import check_arrays
+from edgekit.profile import Profile
+from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
+from edgekit.targets import machines
+from edgekit.targets.figures import latency_figures, memory_figure
+from edgekit.transport import Transport
+
+CHUNK = 32 << 20
+"""Bytes of feeds that are sent, run and fetched at a time."""
+CHUNK_FEEDS = 1024
+"""Feeds that are sent at a time at most: outputs may be bigger than inputs."""
+PROBE_SECONDS, RUN_SECONDS, MEASURE_SECONDS = 300, 7200, 1800
+"""How long a probe, a chunk (an engine may have to be built first) and the runs of a measurement may take."""
+
+
+class CompositeTarget:
+    """A machine behind a transport.
+
+    Attributes:
+        url: where it is.
+        provenance: `measured`: it is what it is.
+        findings: what is worth knowing about it: of another kind than the profile, something else ran than was asked.
+        details: what the runner told of the last measurement: raw series, memory, temperatures and clocks.
+    """
+
+    def __init__(self, transport: Transport, profile: Profile) -> None:
+        """Take a transport, not yet open, and the profile that the machine should be of."""
+        self.url = transport.url
+        self.provenance: Provenance = "measured"
+        self.findings: list[Finding] = []
+        self.details: dict[str, Any] = {}
+        self._transport = transport
+        self._profile = profile
+        self._probe: machines.Probe | None = None
+        self._folder = f"job-{secrets.token_hex(6)}"
+        self._runner = ""
+        self._jobs = 0
+        self._sent: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the data that was sent, release the machine."""
+        if self._probe is not None:
+            with contextlib.suppress(EdgekitError):  # the link may be gone: what is left is swept another time
+                self._transport.run(["rm", "-rf", "--", self._folder], timeout=60)
+        self._probe = None
+        self._sent.clear()
+        self._transport.close()
+
+    def probe(self) -> machines.Probe:
+        """Return what the machine says of itself; connects when that is not done yet.
+
+        Raises:
+            TargetError: it cannot be reached, is in use, or lacks Python or numpy.
+        """
+        if self._probe is None:
+            self._transport.open()
+            try:
+                self._probe = self._look()
+            except BaseException:
+                self._transport.close()
+                raise
+            for finding in machines.compare(self._probe, self._profile, self.url):
+                self._find(finding)
+        return self._probe
+
+    def fingerprint(self) -> dict[str, str]:
+        """Say what the machine is: hardware, OS, runtimes, power mode."""
+        return machines.fingerprint_of(self.probe())
+
+    def run(self, bundle: Bundle, feeds: Iterable[Feed]) -> Iterator[Feed]:
+        """Yield the outputs of each feed, in order; a chunk of feeds is held at a time, and one dict of outputs.
+
+        Raises:
+            InputError: a feed that does not fit the model: names the tensor.
+            TargetError: the machine is lost, or lacks the runtime, memory or time.
+            UnsupportedError: its runtime cannot load or run the model.
+        """
+        for chunk in _chunks(feeds):
+            with tempfile.TemporaryDirectory(prefix="edgekit-") as scratch:
+                count = len(chunk)
+                job = {"inputs": [self._send(chunk, Path(scratch))], "outputs": "out"}
+                chunk.clear()  # it is in a file now; the next one may fill the memory
+                result = self._start("infer", bundle, job, Path(scratch), timeout=RUN_SECONDS)
+                outputs = Path(scratch, "outputs.npz")
+                self._transport.pull(f"{self._folder}/{result['outputs'][0]}", outputs)
+                yield from _read_outputs(outputs, count, self.url)
+
+    def measure(self, bundle: Bundle, feed: Feed, *, runs: int, threads: int) -> tuple[Figure, ...]:
+        """Measure latency and memory; a figure that must not decide a budget says why in its note.
+
+        Raises: as `run`.
+        """
+        with tempfile.TemporaryDirectory(prefix="edgekit-") as scratch:
+            inputs = [self._send([feed], Path(scratch))]
+            job = {"inputs": inputs, "runs": runs, "threads": threads, "max_seconds": MEASURE_SECONDS}
+            timeout = RUN_SECONDS + MEASURE_SECONDS
+            self.details = self._start("measure", bundle, job, Path(scratch), timeout=timeout)
+        probe, notes = self.probe(), []
+        on = f"{self._transport.title} ({machines.name_of(probe)}, {machines.engine_of(self.details['engine'])})"
+        if machines.is_of_kind(probe, self._profile):  # elsewhere the figures are known to be another machine's
+            fallback = self.details["fallback"]
+            ran = machines.engine_of(self.details["engine"])
+            notes += [f"{ran} ran instead of {fallback['asked'][0]}: {fallback['reason']}"] if fallback else []
+            mode = machines.other_power_mode(probe, self._profile)
+            notes += [f"measured in {mode}"] if mode else []
+        return (
+            *latency_figures(self.details["latency"], on, notes),
+            memory_figure(self.details["memory"], on, notes),
+        )
+
+    def golden(
+        self,
+        bundle: Bundle,
+        inputs: Path,
+        outputs: Path,
+        *,
+        tolerance: Tolerance,
+        layout: str = "feeds",
+    ) -> GoldenResult:
+        """Compare the outputs of golden inputs with the golden outputs, on the machine.
+
+        Args:
+            bundle: the model.
+            inputs: a `.npz` file of feeds.
+            outputs: a `.npz` file of their outputs, of the same layout.
+            tolerance: how far floating point outputs may be off; others must be equal.
+            layout: `feeds` (key `3:x`, as `edgekit.jobs.encode_feeds` writes) or `plain` (key `x`, one feed).
+
+        Raises: as `run`.
+        """
+        self.probe()
+        for path, name in ((inputs, "golden-inputs.npz"), (outputs, "golden-outputs.npz")):
+            self._transport.push(path, f"{self._folder}/{name}")
+        job = {
+            "inputs": ["golden-inputs.npz"],
+            "expected": ["golden-outputs.npz"],
+            "tolerance": {"absolute": tolerance.absolute, "relative": tolerance.relative},
+            "layout": layout,
+        }
+        with tempfile.TemporaryDirectory(prefix="edgekit-") as scratch:
+            result = self._start("golden", bundle, job, Path(scratch), timeout=RUN_SECONDS)
+        return GoldenResult(matches=result["matches"], outputs=result["outputs"], count=result["count"])
+
+    def _look(self) -> machines.Probe:
+        """Push the runner and probe the machine."""
+        files = runner_files()
+        home = f"runner-{digest({path.name: sha256_file(path) for path in files})[:12]}"
+        pushed = {path.name: self._transport.push(path, f"{home}/{path.name}") for path in files}
+        self._runner = pushed[RUNNER]
+        with tempfile.TemporaryDirectory(prefix="edgekit-") as scratch:
+            name, local = f"{home}/probe.json", Path(scratch, "probe.json")
+            done = self._transport.run([self._transport.python, self._runner, "probe", name], timeout=PROBE_SECONDS)
+            if done.status:
+                raise self._died(done.status, done.stderr)
+            self._transport.pull(name, local)
+            found: machines.Probe = json.loads(local.read_bytes())
+            return found
+
+    def _send(self, feeds: list[Feed], scratch: Path) -> str:
+        """Push feeds into the job's folder; return the file's name there."""
+        self.probe()
+        plain = [{name: _plain(name, array) for name, array in feed.items()} for feed in feeds]
+        (scratch / "feeds.npz").write_bytes(encode_feeds(plain))
+        self._transport.push(scratch / "feeds.npz", f"{self._folder}/feeds.npz")
+        return "feeds.npz"
+
+    def _start(
+        self, command: str, bundle: Bundle, job: dict[str, Any], scratch: Path, *, timeout: float
+    ) -> dict[str, Any]:
+        """Push the model and a job, run it, return its result."""
+        self._jobs += 1
+        name = f"{self._jobs:06}"
+        facts = bundle.facts
+        whole = {
+            "schema": SCHEMA,
+            "id": name,
+            "model": f"../{self._send_bundle(bundle)}/{facts['model']}",
+            "runtime": facts["runtime"],
+            "providers": list(facts.get("providers", ())),
+            "threads": 0,
+            "result": f"result-{name}.json",
+            **({"shapes": facts["shapes"]} if "shapes" in facts else {}),
+            **job,
+        }
+        (scratch / "job.json").write_text(json.dumps(whole), encoding="utf-8")
+        path = self._transport.push(scratch / "job.json", f"{self._folder}/job-{name}.json")
+        done = self._transport.run([self._transport.python, self._runner, command, path], timeout=timeout)
+        if done.status not in (0, 1):
+            raise self._died(done.status, done.stderr)
+        self._transport.pull(f"{self._folder}/{whole['result']}", scratch / "result.json")
+        result: dict[str, Any] = json.loads((scratch / "result.json").read_bytes())
+        if error := result.get("error"):
+            raise _as_error(error, str(facts["model"]), self.url)
+        if fallback := result.get("fallback"):
+            asked, ran = " ".join(fallback["asked"]), machines.engine_of(result["engine"])
+            text, remedy = f"asked was {asked}, {ran} ran: {fallback['reason']}", "Install it there, or ask for less."
+            self._find(Finding(severity="warning", node=self.url, rule="target-fallback", text=text, remedy=remedy))
+        return result
+
+    def _send_bundle(self, bundle: Bundle) -> str:
+        """Push the files of a bundle, once; return the folder's name."""
+        files = {path.relative_to(bundle.folder).as_posix(): path for path in sorted(bundle.folder.rglob("*"))}
+        files = {name: path for name, path in files.items() if path.is_file()}
+        if bundle.facts["model"] not in files:
+            raise EdgekitError(f"the bundle has no '{bundle.facts['model']}'", where=str(bundle.folder))
+        home = f"bundle-{digest({name: sha256_file(path) for name, path in files.items()})[:16]}"
+        if home not in self._sent:
+            for name, path in files.items():
+                self._transport.push(path, f"{home}/{name}")
+            self._sent.add(home)
+        return home
+
+    def _find(self, finding: Finding) -> None:
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    def _died(self, status: int, stderr: str) -> TargetError:
+        lines = [line for line in stderr.splitlines() if line.strip()]
+        killed = "it was killed, as happens when memory runs out" if status in (-9, 137) else f"status {status}"
+        return TargetError(
+            f"the runner ended without a result: {killed}" + (f" ({lines[-1][:300]})" if lines else ""),
+            where=self.url,
+            remedy="Look for free memory and at the machine's log (dmesg), then try again.",
+        )
+
+
+def _as_error(error: dict[str, str], model: str, url: str) -> EdgekitError:
+    kind, text, remedy = error["kind"], error["text"], error["remedy"]
+    if kind == "input":
+        return InputError(
+            text, where=model, remedy=remedy or "Compare the data's preprocessing with the model's inputs."
+        )
+    if kind in ("missing", "memory"):
+        return TargetError(text, where=url, remedy=remedy or "Free memory on the machine, or use a smaller model.")
+    remedy = remedy or "The machine's runtime may be older than the model's opset: update it, or choose its profile."
+    return UnsupportedError(text, where=f"{model} on {url}", remedy=remedy)
+
+
+def _plain(name: str, array: Any) -> Any:
+    """Return an array that a `.npz` file can hold without pickle."""
+    values = np.asarray(array)
+    if values.dtype == object and all(isinstance(value, str) for value in values.flat):
+        return values.astype(str)
+    if values.dtype.kind not in "biufU":
+        raise InputError(f"dtype {values.dtype} cannot be sent to a device", where=f"input '{name}'")
+    return values
+
+
+def _chunks(feeds: Iterable[Feed]) -> Iterator[list[Feed]]:
+    chunk: list[Feed] = []
+    size = 0
+    for feed in feeds:
+        more = sum(array.nbytes for array in feed.values())
+        if chunk and (size + more > CHUNK or len(chunk) >= CHUNK_FEEDS):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(feed)
+        size += more
+    if chunk:
+        yield chunk
+
+
+def _read_outputs(path: Path, count: int, url: str) -> Iterator[Feed]:
+    """Yield the outputs in a file as the runner writes it, one dict in memory at a time."""
+    keys: list[dict[str, str]] = [{} for _ in range(count)]
+    try:
+        for key in check_arrays(path):
+            index, _, name = key.partition(":")
+            keys[int(index)][name] = key
+    except (InputError, ValueError, IndexError) as error:
+        raise TargetError(f"what came back are no outputs: {error}", where=url) from error
+    if not all(keys):
+        raise TargetError(f"outputs of {count} inputs should have come back, not of all did", where=url)
+    with np.load(path, allow_pickle=False) as archive:
+        for names in keys:
+            yield {name: archive[key] for name, key in names.items()}
