@@ -10,25 +10,19 @@ from contract import onnx_artifact
 from graph_models import floats, model, node, value
 
 from edgekit.artifact import Artifact
-from edgekit.budget import Figure
 from edgekit.errors import UnsupportedError
 from edgekit.events import Finding
-from edgekit.graphs.cost import cost_of
-from edgekit.graphs.roofline import predict_latency
 from edgekit.inspect import inspect_model
 from edgekit.predict import predict
 
 
 class FakeExporter:
-    """A runtime that dislikes Relu, and predicts with the roofline."""
+    """A runtime that dislikes Relu."""
 
     name: ClassVar[str] = "fake"
 
     def lint(self, artifact, folder, profile):
         return [Finding(severity="error", node="r", rule="fake-relu", text=f"no Relu on {profile.name}", remedy="wait")]
-
-    def estimate(self, artifact, folder, profile) -> tuple[Figure, ...]:
-        return (predict_latency(cost_of(folder), profile),)
 
 
 @pytest.fixture
@@ -94,13 +88,10 @@ def test_what_is_no_graph_yet_is_refused(tmp_path):
         inspect_model(Artifact(kind="torch", files={}, facts={}), tmp_path)
 
 
-def test_predictions_come_from_the_exporter(tmp_path, profile):
-    (figure,) = predict(onnx_artifact(two_layers(), tmp_path), tmp_path, profile)
-    assert figure.provenance == "predicted"
+def test_a_prediction_comes_from_the_roofline_of_the_profile(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(two_layers().SerializeToString())
+    (figure,) = predict(str(path), profile="jetson", store=tmp_path / "store")
+    assert (figure.name, figure.unit, figure.provenance, figure.n) == ("latency-p50", "ms", "predicted", 0)
+    assert figure.on.startswith("roofline of jetson")
     assert figure.low < figure.value < figure.high
-
-
-def test_a_runtime_without_exporter_is_refused(tmp_path):
-    artifact = onnx_artifact(two_layers(), tmp_path)
-    with pytest.raises(UnsupportedError, match="no exporter for the runtime 'nowhere'"):
-        predict(artifact, tmp_path, house.profile(runtime="nowhere"))
