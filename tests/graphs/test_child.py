@@ -81,7 +81,7 @@ def test_whatever_happens_to_the_child_is_an_input_error(tasks, task, limits, wo
 
 
 def test_a_deadline_ends_it(tasks):
-    with pytest.raises(InputError, match="stopped"):
+    with pytest.raises(TargetError, match="before the deadline"):
         run_task("hang", {}, folder=tasks, deadline=time.monotonic() + 0.5)
 
 

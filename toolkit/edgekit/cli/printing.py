@@ -76,25 +76,28 @@ class Teller:
 
 
 def print_result(result: Result, *, as_json: bool, quiet: bool = False, told: Collection[events.Finding] = ()) -> None:
-    """Print a result: the JSON object alone, or findings (but those told before), the verdict and the package's path."""
+    """Print a result: the JSON object alone, or findings (but those told before), the verdict and the package."""
     if as_json:
         sys.stdout.write(result.to_json().decode() + "\n")
         return
     console = console_for_stdout()
+    planned = [run.facts["plan"] for run in result.stages if "plan" in run.facts]
+    if planned:
+        console.print(rows_table("plan", ("stage",), [(line,) for line in planned]))
+        return
     if not quiet:
         for finding in result.findings:
             if finding not in told:
                 console.print(finding_line(finding))
         if result.coverage:
             console.print(coverage_line(result.coverage))
-    planned = [run.facts["plan"] for run in result.stages if "plan" in run.facts]
-    if planned:
-        console.print(rows_table("plan", ("stage",), [(line,) for line in planned]))
-        return
+    _print_verdict(console, result)
+
+
+def _print_verdict(console: Console, result: Result) -> None:
     if result.checks:
         console.print(verdict_table(result.checks))
-    style = STATUS_STYLE[result.status]
-    console.print(Text.assemble("verdict: ", (result.status, style)))
+    console.print(Text.assemble("verdict: ", (result.status, STATUS_STYLE[result.status])))
     if result.error:
         console.print(Text(f"reason: {result.error.text}"))
         if result.error.remedy:
