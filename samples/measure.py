@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 from onnxruntime import quantization
+
 from samples.vision import fashion_mnist
 
 HERE = Path(__file__).resolve().parent
@@ -99,7 +100,7 @@ def main() -> None:
         for name, runner in sessions.items():
             start = time.perf_counter()
             runner.run(None, {"x": x})
-            if turn >= 20:  # noqa: PLR2004 - warm-up
+            if turn >= 20:
                 times[name].append((time.perf_counter() - start) * 1000)
     base = hits["float32"]
     print(f"{'':38}  accuracy  drop +- SE, points  bytes     ms, batch 1")

@@ -3,17 +3,17 @@ import sys
 from types import ModuleType
 from typing import ClassVar
 
-import house
 import numpy as np
 import pytest
-from contract import onnx_artifact
-from graph_models import floats, model, node, value
 
+import house
+from contract import onnx_artifact
 from edgekit.artifact import Artifact
 from edgekit.errors import UnsupportedError
 from edgekit.events import Finding
 from edgekit.inspect import inspect_model
 from edgekit.predict import predict
+from graph_models import floats, model, node, value
 
 
 class FakeExporter:

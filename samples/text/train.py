@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from samples.text import vader
-from samples.text.vader import Snippet
 from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import AutoModel, AutoModelForSequenceClassification
+
+from samples.text import vader
+from samples.text.vader import Snippet
 
 HERE = Path(__file__).resolve().parent
 MAX_LENGTH = 64

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
 from samples.download import Package, unpack
 
 PACKAGE = Package(

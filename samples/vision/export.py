@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 from safetensors.torch import load_file
+
 from samples.export import export
 from samples.vision.network import FashionNet, build
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
 from samples.download import CACHE, Package, unpack
 
 PACKAGE = Package(

@@ -12,6 +12,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+
 from samples.vision import fashion_mnist
 
 HERE = Path(__file__).resolve().parent

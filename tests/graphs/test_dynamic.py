@@ -2,14 +2,10 @@ import json
 
 import numpy as np
 import pytest
-<<<<<<< HEAD
-=======
-from graph_models import CASES, INT64, floats, model, node, run_here, take_in, value
->>>>>>> graphs
 
 from edgekit.errors import InputError
 from edgekit.graphs.files import check_dynamic
-from graph_models import CASES, INT64, floats, model, node, take_in, value
+from graph_models import CASES, INT64, floats, model, node, run_here, take_in, value
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
+
 from graph_models import FLOAT, model, node, value
 
 ROWS = 24576

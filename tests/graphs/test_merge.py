@@ -1,19 +1,19 @@
 """Merging linear layers: the arithmetic against numpy and onnxruntime, and when it must not happen."""
 
-import house
 import numpy as np
 import onnxruntime
 import pytest
-from graph_models import floats, model, node, value
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import house
 from edgekit.graphs.cost import cost_of
 from edgekit.graphs.edit import GraphIndex
 from edgekit.graphs.linear import find_linear
 from edgekit.graphs.merge import fold_batch_norm, merge_consecutive, merge_parallel
 from edgekit.graphs.shapes import analyze
 from edgekit.profile import Memory
+from graph_models import floats, model, node, value
 
 
 def outputs(made, feed):

@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
-from graph_models import INT64, floats, model, node, value
-from house import MemorySamples
 
 from edgekit.artifact import TensorSpec
 from edgekit.errors import UnsupportedError
 from edgekit.graphs.feeds import index_bounds, load_feeds, random_feed, save_feeds
 from edgekit.graphs.sessions import compare_files, difference
 from edgekit.graphs.verify import Agreement, compare, make_feeds, tolerance_of
+from graph_models import INT64, floats, model, node, value
+from house import MemorySamples
 
 
 def test_differences_are_relative_to_the_largest_value():

@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from samples import download
 from samples.download import Package, fetch, unpack
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import download
-from samples.text import metric, vader
 
 from edgekit.metrics import find_metric
+from samples import download
+from samples.text import metric, vader
 
 ROOT = Path(metric.__file__).parents[2]
 

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from samples.vision import fashion_mnist
 
 from edgekit.artifact import TensorSpec
 from edgekit.data import open_dataset
+from samples.vision import fashion_mnist
 
 VISION = Path(fashion_mnist.__file__).parent
 MODEL = VISION / "model.onnx"

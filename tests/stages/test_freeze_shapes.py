@@ -1,15 +1,15 @@
-import house
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from contract import onnx_artifact, run_stage
-from graph_models import INT64, floats, model, node, run_here, value
 
+import house
+from contract import onnx_artifact, run_stage
 from edgekit.errors import InputError, UsageError
 from edgekit.graphs import verify
 from edgekit.stage import Context, Inputs
 from edgekit.stages.freeze_shapes import FreezeShapes
+from graph_models import INT64, floats, model, node, run_here, value
 
 
 @pytest.fixture(autouse=True)

@@ -2,19 +2,19 @@ import json
 import time
 from pathlib import Path
 
-import house
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from contract import onnx_artifact, run_stage
-from graph_models import CASES, INT64, floats, model, node, run_here, value
 
+import house
+from contract import onnx_artifact, run_stage
 from edgekit.errors import InputError, TargetError, UsageError
 from edgekit.graphs import saving, verify
 from edgekit.stage import Context, Inputs
 from edgekit.stages import simplify as module
 from edgekit.stages.simplify import Simplify
+from graph_models import CASES, INT64, floats, model, node, run_here, value
 
 
 @pytest.fixture(autouse=True)
