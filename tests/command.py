@@ -92,7 +92,9 @@ def sound(ran: Ran) -> Ran:
     found = ran.json
     assert found["exit"] == ran.status, ran.err
     assert "Traceback" not in ran.err, ran.err
-    assert (found["package"] is not None) == (ran.status == 0 and found["artifact"] is not None and bool(found["checks"]))
+    assert (found["package"] is not None) == (
+        ran.status == 0 and found["artifact"] is not None and bool(found["checks"])
+    )
     if found["package"]:
         assert Path(found["package"]).is_file()
         assert Path(found["package"]).with_suffix(".html").is_file()
