@@ -32,7 +32,6 @@ _BY_FORM = (
     "its operator",
     "the ONNX specification",
     "its type",
-    "its statistics",
 )
 
 
@@ -109,7 +108,7 @@ class HalfSearch:
         model, outputs = probed(self.source.model, names)
         twins = {node.name for node in model.graph.node} - {node.name for node in self.source.model.graph.node}
         makers = {node.output[0] for node in model.graph.node if node.name in twins}
-        types = HalfTypes(model, {name: "tensor(float)" for name in self.types.floats | makers})
+        types = HalfTypes(model, dict.fromkeys(self.types.floats | makers, "tensor(float)"))
         half = frozenset(name + "/probe" for name in names)
         copy = Canonical(model=model, folder=self.source.folder, findings=())
         session = open_graph(emulated(copy, types, replace(plan, half=half)), copy.folder, threads=self.threads)

@@ -59,7 +59,7 @@ def kernel_findings(model: onnx.ModelProto, folder: Path, plan: Plan, planner: P
             severity="warning",
             node="",
             rule="kernel-not-fused",
-            text=f"onnxruntime runs {count} of the quantized {what} in float: it did not fuse them into integer kernels",
+            text=f"onnxruntime runs {count} of the quantized {what} in float: it does not fuse them",
             remedy="Simplify the model first; edgekit inspect shows its operators.",
         )
         for what, count in missing.items()
