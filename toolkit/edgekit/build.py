@@ -23,7 +23,7 @@ from edgekit.profile import Profile, load_profile
 from edgekit.recipe import load_recipe
 from edgekit.report import html_report
 from edgekit.result import ErrorReport, Result, exit_of
-from edgekit.shipping import Shipment, bundle_of, golden_feeds, pack_extras, recall, remember, ship
+from edgekit.shipping import Shipment, bundle_of, check_place, golden_feeds, pack_extras, recall, remember, ship
 from edgekit.signing import load_private_key
 from edgekit.sources import ingest, read_data
 from edgekit.store import Store
@@ -96,7 +96,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     asked = budget if isinstance(budget, Budget) else parse_budget(budget or {})
     budgets = merge(parse_budget(device.budget), asked)
     chosen = load_recipe(recipe or device.recipe)
-    _check_given(metric, target or device.target, sign)
+    _check_given(metric, target or device.target, sign, Path(out) if package else None)
 
     with Store(store) as shelf:
         source = ingest(model, shelf, weights=Path(weights) if weights else None, listen=listen)
@@ -210,14 +210,16 @@ def repackage(artifact: str, *, sign: str | None = None, out: str | None = None,
         return result
 
 
-def _check_given(metric: str | None, place: str | None, key: str | None) -> None:
-    """Find out now, not after hours of work, that a metric, the URL of a target or a key is of no use."""
+def _check_given(metric: str | None, place: str | None, key: str | None, out: Path | None) -> None:
+    """Find out now, not after hours of work, that a metric, a target's URL, a key or a folder is of no use."""
     if metric:
         find_metric(metric)
     if place:
         open_transport(place)
     if key:
         load_private_key(Path(key))
+    if out:
+        check_place(out)
 
 
 def _refuse(findings: Sequence[events.Finding], profile: Profile, *, allow_fallback: bool) -> None:
