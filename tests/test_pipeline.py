@@ -246,6 +246,32 @@ def test_the_best_alternative_within_the_budget_is_kept(store, exporter):
     assert len((store.folder(made.id) / "model.onnx").read_bytes()) == 5
 
 
+HALF_OR_NOT = """
+[[choose]]
+[[choose.option]]
+name = "half"
+[[choose.option.stage]]
+use = "halve"
+[[choose.option]]
+name = "whole"
+[[choose.option.stage]]
+use = "shrink"
+"""
+
+
+def test_an_alternative_that_the_device_does_not_run_is_left_out_and_told(store, exporter):
+    profile = house.profile(precisions=("fp32",))
+    plan = plan_of(HALF_OR_NOT, exporter, profile=profile)
+    assert "  not half: test-device does not run fp16" in plan.lines()
+    pipe = pipeline(store, profile=profile)
+    pipe.run(plan, source(store), size_score(store))
+    assert pipe.runs[-1].facts["chosen"] == "whole"
+    assert pipe.runs[-1].facts["refused"] == {"half": "test-device does not run fp16"}
+    assert RAN == {"shrink": 1}
+    with pytest.raises(UnsupportedError, match="half: .*fp16"):
+        plan_of(HALF_OR_NOT.split('[[choose.option]]\nname = "whole"')[0], exporter, profile=profile)
+
+
 def test_no_alternative_at_all_is_unsupported(store, exporter):
     text = "[[choose]]\n[[choose.option]]\nname='b'\n[[choose.option.stage]]\nuse='shrink'\nfail=true"
     with pytest.raises(UnsupportedError, match="no alternative"):
