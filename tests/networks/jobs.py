@@ -12,13 +12,17 @@ from edgekit.errors import UnsupportedError
 def echo(arguments, _tell):
     print("noise that must not mix with the protocol")
     os.write(1, b"noise from below Python\n")
-    return {"got": arguments, "hash": hash("x"), "threads": os.environ["OMP_NUM_THREADS"], "torch": "torch" in sys.modules}
+    return {
+        "got": arguments,
+        "hash": hash("x"),
+        "threads": os.environ["OMP_NUM_THREADS"],
+        "torch": "torch" in sys.modules,
+    }
 
 
 def tells(_arguments, tell):
     tell(events.Progress(label="half", done=1, total=2))
     tell(events.Found(finding=events.Finding(severity="note", node="n", rule="r", text="t")))
-    return None
 
 
 def refuses(_arguments, _tell):

@@ -31,7 +31,10 @@ def net():
             self.drop = torch.nn.Dropout(0.5)
 
         def forward(self, x, *, shift):
-            return {"mean": self.drop(self.norm(self.conv(x)) * self.scale[:, None, None]).mean((2, 3)), "sum": x + shift}
+            return {
+                "mean": self.drop(self.norm(self.conv(x)) * self.scale[:, None, None]).mean((2, 3)),
+                "sum": x + shift,
+            }
 
     torch.manual_seed(0)
     return Net()
@@ -116,8 +119,14 @@ def test_it_exports_with_its_dynamic_axis(good, tmp_path):
     assert facts["capture"]["model.onnx"]["path"] == "dynamo"
     assert max(facts["capture"]["model.onnx"]["parity"].values()) < 1e-5
     graph = facts["graphs"]["model.onnx"]
-    assert [(i["name"], list(i["shape"])) for i in graph["inputs"]] == [("x", ["batch", 3, 8, 8]), ("shift", ["batch", 1, 1, 1])]
-    assert [(i["name"], list(i["shape"])) for i in graph["outputs"]] == [("mean", ["batch", 4]), ("sum", ["batch", 3, 8, 8])]
+    assert [(i["name"], list(i["shape"])) for i in graph["inputs"]] == [
+        ("x", ["batch", 3, 8, 8]),
+        ("shift", ["batch", 1, 1, 1]),
+    ]
+    assert [(i["name"], list(i["shape"])) for i in graph["outputs"]] == [
+        ("mean", ["batch", 4]),
+        ("sum", ["batch", 3, 8, 8]),
+    ]
 
 
 def arguments(art, out, **options):
