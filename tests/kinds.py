@@ -8,7 +8,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
+
+from edgekit.graphs.edit import name_nodes
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 Kind = tuple[onnx.ModelProto, list[dict[str, Any]]]
@@ -36,6 +39,30 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 def draws(count: int, **shapes: tuple[int, ...]) -> list[dict[str, np.ndarray]]:
     return [{name: normal(1000 + i, *shape) for name, shape in shapes.items()} for i in range(count)]
+
+
+def run(model: onnx.ModelProto, feed: dict[str, Any]) -> list[np.ndarray]:
+    """Run a model on the CPU as it would be run on a device; what the model does not take is left out."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    name_nodes(copy)  # onnxruntime refuses two nodes of one name
+    session = onnxruntime.InferenceSession(copy.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    wanted = {item.name for item in session.get_inputs()}
+    return session.run(None, {name: array for name, array in feed.items() if name in wanted})
+
+
+def worst_db(before: onnx.ModelProto, after: onnx.ModelProto, feeds: list[dict[str, Any]]) -> float:
+    """The lowest signal-to-noise ratio of an output on a sample, in dB; everything must be finite."""
+    ratios = []
+    for feed in feeds:
+        for expected, found in zip(run(before, feed), run(after, feed), strict=True):
+            assert np.isfinite(found).all()
+            noise = np.square(expected.astype(np.float64) - found).sum()
+            signal = np.square(expected.astype(np.float64)).sum()
+            ratios.append(np.inf if noise == 0 else 10 * np.log10(signal / noise))
+    return min(ratios)
 
 
 def shared_weight() -> Kind:
@@ -156,7 +183,7 @@ def upsample(factor: float = 2.0) -> Kind:
 
 
 def boxes_and_scores(*, deeper: bool = False) -> Kind:
-    """A detector's tail. `deeper`: the Concat is followed by a convolution, so that it lies inside the quantized part."""
+    """A detector's tail. `deeper`: a convolution follows the Concat, so that it lies inside the quantized part."""
     constants = {
         "Wb": normal(15, 4, 8, 1, 1) * 40,
         "bb": np.full(4, 320, np.float32),

@@ -25,6 +25,7 @@ class Dialect:
         block_kernels: op types whose int8 weights alone make the runtime multiply in int8 (it quantizes the
             activations block by block inside the kernel).
         integer_gather: Gather may look up rows of an int8 table; else the table is dequantized first.
+        float_weights: op types whose weights stay float, because the runtime refuses them in 8 bits.
         reduce_range: weights use 7 bits, for CPUs whose u8 x s8 products saturate in 16 bits.
         max_opset: highest opset of the default domain that the runtime reads.
         max_ir: highest IR version that the runtime reads.
@@ -43,6 +44,7 @@ class Dialect:
     dynamic_transformers: bool = False
     block_kernels: tuple[str, ...] = ()
     integer_gather: bool = False
+    float_weights: tuple[str, ...] = ()
     reduce_range: bool = False
     max_opset: int = 21
     max_ir: int = 10

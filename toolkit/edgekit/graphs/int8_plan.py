@@ -67,6 +67,7 @@ class Planner:
         for operand in weights.operands:
             self.operands.setdefault(operand.node, []).append(operand)
         self._constants = {name: {item.position for item in items} for name, items in self.operands.items()}
+        self._ops = {node.name: node.op_type for graph in weights.graphs for node in graph.node}
         self._nodes = {node.name: node for node in model.graph.node}
 
     def node(self, name: str) -> onnx.NodeProto | None:
@@ -90,6 +91,10 @@ class Planner:
         """
         modes: dict[str, Mode] = dict.fromkeys(self.operands, "weights")
         reasons: dict[str, str] = {}
+        for name, op in self._ops.items():
+            if name in modes and op in self.dialect.float_weights:
+                modes[name] = "float"
+                reasons[name] = f"{self.dialect.name} does not take the weights of {op} in 8 bits"
         for node in self.compute_nodes():
             matrix = node.op_type in {"MatMul", "Gemm"} and node.name in self.operands
             mode: Mode = "static" if wish == "dynamic" and not matrix else wish
