@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+
 from onnx_models import linear
 
 ROOT = Path(__file__).parents[1]

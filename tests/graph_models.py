@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgekit.graphs import intake
+from edgekit.graphs import intake, probe
 from edgekit.graphs.files import read_onnx
 
 CASES = Path(__file__).parent / "cases"
@@ -55,3 +57,10 @@ def take_in(source: onnx.ModelProto | Path, folder: Path, *, child: bool = False
 
 def rules(facts):
     return [finding["rule"] for finding in facts["findings"]]
+
+
+def run_here(task, request, **_options):
+    """Do a child's task in this process: ten times as fast, for tests that are about the result."""
+    module, _, name = probe.TASKS[task].partition(":")
+    answer = getattr(importlib.import_module(module), name)(**request)
+    return json.loads(json.dumps(answer))

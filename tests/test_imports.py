@@ -11,6 +11,7 @@ import sys
 import tomllib
 
 import pytest
+
 from command import PATH, ROOT
 
 CHILD = """

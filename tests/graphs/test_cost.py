@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from graph_models import FLOAT, INT64, LIGHT, floats, model, node, value
 from onnx import TensorProto, helper
 
 from edgekit.errors import InputError, UsageError
 from edgekit.graphs.cost import cost_of
+from graph_models import FLOAT, INT64, LIGHT, floats, model, node, value
 
 MACS = {
     # published multiply-accumulates (fvcore, torchvision, the papers) and parameters with running statistics

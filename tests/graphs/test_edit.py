@@ -1,11 +1,11 @@
 import numpy as np
 import onnx
 import pytest
-from graph_models import FLOAT, INT64, floats, model, node, value
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit.errors import InputError
 from edgekit.graphs import edit, saving, storage
+from graph_models import FLOAT, INT64, floats, model, node, value
 
 
 def branchy():

@@ -4,12 +4,12 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from graph_models import floats, model, node, value
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgekit.errors import InputError, UnsupportedError
 from edgekit.graphs.files import read_onnx
+from graph_models import floats, model, node, value
 
 
 def valid() -> bytes:
@@ -30,9 +30,8 @@ def valid() -> bytes:
 
 
 DATA = valid()
-HEAD = DATA.index(b"shape") - 40
-"""Most of the file is weights; flips fall twice as often on what is structure."""
 
+# most of the file is weights; flips fall twice as often on what is structure
 positions = st.one_of(st.integers(0, 400), st.integers(len(DATA) - 600, len(DATA) - 1), st.integers(0, len(DATA) - 1))
 flips = st.lists(st.tuples(positions, st.integers(1, 255)), min_size=1, max_size=4)
 
@@ -45,13 +44,13 @@ def survives(data: bytes) -> None:
         try:
             facts = read_onnx(folder / "m.onnx", folder / "out")
         except (InputError, UnsupportedError) as error:
-            assert error.text
-            assert error.remedy
+            said = bool(error.text and error.remedy)
         else:
-            assert facts["graphs"]["model.onnx"]["inputs"]
+            said = bool(facts["graphs"]["model.onnx"]["inputs"])
+    assert said
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(flips)
 def test_flipped_bytes(changes):
     data = bytearray(DATA)
@@ -60,7 +59,7 @@ def test_flipped_bytes(changes):
     survives(bytes(data))
 
 
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.integers(1, len(DATA) - 1), st.binary(max_size=20))
 def test_cut_and_glued(end, tail):
     survives(DATA[:end] + tail)

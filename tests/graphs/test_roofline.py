@@ -1,14 +1,14 @@
 """Kernels and the latency predicted for them, against sums worked out by hand."""
 
-import house
 import numpy as np
 import pytest
-from graph_models import floats, model, node, value
 
+import house
 from edgekit.graphs.cost import cost_of
 from edgekit.graphs.fusion import fuse
 from edgekit.graphs.roofline import predict_latency, reached_rate
 from edgekit.profile import Compute
+from graph_models import floats, model, node, value
 
 
 def cost(made, tmp_path):

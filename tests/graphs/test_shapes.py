@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from graph_models import FLOAT, INT64, LIGHT, floats, model, node, value
 from onnx import TensorProto, helper
 
 from edgekit.errors import InputError
@@ -10,12 +9,14 @@ from edgekit.graphs.edit import drop_inputs_of_constants, load_model, name_nodes
 from edgekit.graphs.saving import save_model
 from edgekit.graphs.sessions import open_session, run
 from edgekit.graphs.shapes import analyze
+from graph_models import FLOAT, INT64, LIGHT, floats, model, node, value
 
 
 def arithmetic():
     """Shape arithmetic as exporters write it: half the width, twice the channels, an `If` on a shape."""
     branches = [
-        helper.make_graph([node(op, ["r"], [f"{op}_o"])], op, [], [value(f"{op}_o", None)]) for op in ("Relu", "Flatten")
+        helper.make_graph([node(op, ["r"], [f"{op}_o"])], op, [], [value(f"{op}_o", None)])
+        for op in ("Relu", "Flatten")
     ]
     ints = {"one": [1], "two": [2], "three": [3], "minus": [-1], "zero": [0]}
     return model(
@@ -59,7 +60,10 @@ def test_dynamic_axes_stay_dynamic():
 
 def test_shapes_that_do_not_go_together_name_the_node():
     wrong = model(
-        [node("MatMul", ["x", "W"], ["y"], name="mm")], [value("x", ["b", "k"])], [value("y", ["b", 3])], {"W": floats(4, 3)}
+        [node("MatMul", ["x", "W"], ["y"], name="mm")],
+        [value("x", ["b", "k"])],
+        [value("y", ["b", 3])],
+        {"W": floats(4, 3)},
     )
     with pytest.raises(InputError, match="do not go together") as error:
         analyze(wrong, shapes={"x": (1, 5)})
@@ -102,7 +106,11 @@ def test_shapes_that_depend_on_values_are_lost_from_there_on():
 
 def test_random_numbers_are_not_constants():
     scope = analyze(
-        model([node("RandomNormal", [], ["r"], shape=[3]), node("Add", ["x", "r"], ["y"])], [value("x", [3])], [value("y", [3])])
+        model(
+            [node("RandomNormal", [], ["r"], shape=[3]), node("Add", ["x", "r"], ["y"])],
+            [value("x", [3])],
+            [value("y", [3])],
+        )
     )
     assert "r" not in scope.constants
 

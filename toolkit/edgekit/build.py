@@ -244,7 +244,7 @@ def _why_not(verdict: Verdict, trial: Trial, *, strict: bool, allow_dominated: b
     broken = [finding for finding in trial.findings if finding.severity == "error"]
     worse = None if allow_dominated else dominated(trial.original, trial.figures)
     if missed:
-        text = "; ".join(f"{check.name}: {check.reason or check.status}" for check in missed)
+        text = "; ".join(check.reason or f"{check.name}: {check.status}" for check in missed)
         return ErrorReport(kind="budget", text=text, where="", remedy="Change the recipe or the budget.")
     if broken:
         text = "; ".join(f"{finding.node}: {finding.text}" for finding in broken)

@@ -141,7 +141,7 @@ class Pipeline:
 
     def _run_alternatives(self, entry: Alternatives, artifact: Artifact, score: Scorer) -> Artifact:
         tried: list[tuple[str, Artifact, Score]] = []
-        refused: dict[str, str] = {}
+        refused = dict(entry.refused)
         for name, body in entry.options:
             made = artifact
             try:

@@ -220,7 +220,7 @@ def _judged(budget: Budget, found: Any, findings: list[Finding], artifact: str, 
     broken = [finding for finding in findings if finding.severity == "error"]
     missed = [check for check in verdict.checks if check.status == "fail"]
     unproven = [check for check in verdict.checks if check.status == "unproven"] if strict else []
-    why = [f"{c.name}: {c.reason}" for c in (*missed, *unproven)] + [f"{f.node}: {f.text}" for f in broken]
+    why = [check.reason or check.name for check in (*missed, *unproven)] + [f"{f.node}: {f.text}" for f in broken]
     error = ErrorReport(kind="budget", text="; ".join(why), where="", remedy="It does not keep its contract here.")
     return Result(
         status="fail" if why else verdict.status,

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgekit.data import Samples
-from edgekit.graphs.calibrate import Reference, Statistics, open_file, open_graph, spread
+from edgekit.graphs.calibrate import Reference, Statistics, spread
 from edgekit.graphs.canonical import Canonical
 from edgekit.graphs.int8_plan import Mode, Planner
 from edgekit.graphs.int8_search import Search, Trial
 from edgekit.graphs.int8_write import Writer
+from edgekit.graphs.original import open_original
 from edgekit.graphs.qdq import ENOUGH, coverage
 from edgekit.graphs.seeded import SeededSamples
 from edgekit.graphs.weights import Weights
-from edgekit.graphs.widen import WIDENED
 from edgekit.numerics.ranges import Method
 
 MOST_JUDGED = 32
@@ -212,13 +212,6 @@ def held_out(count: int) -> set[int]:
     if count < _HELD_EVERY:
         return {count - 1} if count > 1 else set()
     return set(range(_HELD_EVERY - 1, count, _HELD_EVERY))
-
-
-def open_original(source: Canonical, path: Path, threads: int) -> Any:
-    """Open a session of the caller's model; of its float32 form when the CPU cannot run it as it is."""
-    if any(finding.rule == WIDENED for finding in source.findings):
-        return open_graph(source.model, source.folder, threads=threads)
-    return open_file(path, threads=threads)
 
 
 def _pick(best: list[Candidate], scores: dict[str, float], floor: float, count: int, *, alone: bool) -> Choice:

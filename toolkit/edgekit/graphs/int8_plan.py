@@ -22,6 +22,10 @@ Mode = Literal["static", "dynamic", "weights", "float"]
 weights stored in 8 bits, or as it was."""
 
 
+PRODUCTS = ("Conv", "MatMul", "Gemm")
+"""What is multiplied in integers when a dialect names no operators."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The decisions for one graph.
@@ -71,7 +75,7 @@ class Planner:
 
     def compute_nodes(self) -> list[onnx.NodeProto]:
         """Return the nodes of the main graph whose type the dialect multiplies in integers, in order."""
-        return [node for node in self.index.graph.node if is_standard(node, *self.dialect.ops)]
+        return [node for node in self.index.graph.node if is_standard(node, *(self.dialect.ops or PRODUCTS))]
 
     def first_modes(self, wish: Mode, *, products: bool = True) -> tuple[dict[str, Mode], dict[str, str]]:
         """Give every node the best mode that its form allows.
@@ -198,10 +202,6 @@ class Planner:
         """Return the mode below integers for a node: stored weights when it has some."""
         return "weights" if node in self.operands else "float"
 
-    def lowers(self, plan: Plan, node: str) -> bool:
-        """Say whether a node still has a mode to lose."""
-        return plan.modes.get(node, "float") != "float"
-
     def _grid(self, name: str, meters: Mapping[str, RangeMeter], method: Method) -> Grid | str:
         meter = meters.get(name)
         if meter is None or not meter.count:
@@ -230,10 +230,12 @@ class Planner:
 _DEAD = "it is 0 in every calibration sample"
 
 
-def demoted(plan: Plan, planner: Planner, nodes: Mapping[str, str]) -> tuple[dict[str, Mode], dict[str, str]]:
-    """Return a plan's modes and reasons with `nodes` (name -> reason) one step down."""
+def demoted(
+    plan: Plan, planner: Planner, nodes: Mapping[str, str], *, to: Mode
+) -> tuple[dict[str, Mode], dict[str, str]]:
+    """Return a plan's modes and reasons with `nodes` (name -> reason) lowered; `weights` only where they have some."""
     modes, reasons = dict(plan.modes), dict(plan.reasons)
     for name, reason in nodes.items():
-        modes[name] = "float" if modes.get(name) == "weights" else planner.lesser(name)
+        modes[name] = planner.lesser(name) if to == "weights" else to
         reasons[name] = reason
     return modes, reasons

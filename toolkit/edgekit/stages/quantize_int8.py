@@ -17,11 +17,12 @@ from edgekit.graphs.canonical import Canonical, canonical
 from edgekit.graphs.companions import copy_companions
 from edgekit.graphs.edit import is_standard, load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
-from edgekit.graphs.int8_choice import Choice, Job, Wishes, held_out, open_original
+from edgekit.graphs.int8_choice import Choice, Job, Wishes, held_out
 from edgekit.graphs.int8_plan import Planner
 from edgekit.graphs.int8_search import Search, Trial
 from edgekit.graphs.int8_write import Writer
 from edgekit.graphs.kernels import kernel_findings
+from edgekit.graphs.original import open_original
 from edgekit.graphs.qdq import coverage, dead_findings, left_float_findings, macs_of
 from edgekit.graphs.seeded import SeededSamples
 from edgekit.graphs.weights import Weights
