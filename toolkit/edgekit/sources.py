@@ -36,8 +36,12 @@ def ingest(
         listen: where progress goes.
 
     Raises:
+        UsageError: weights for a model that has its own.
         InputError, UnsupportedError, TargetError: as the reader of that kind says.
     """
+    if weights is not None and model.endswith((".edgekit", ".onnx")):
+        remedy = "Give --weights with python:module:factory only."
+        raise UsageError("the model has weights of its own", where=model, remedy=remedy)
     key = _key(model, weights)
     if key and (known := _known(model, store, key, weights)):
         return known
@@ -124,10 +128,6 @@ def _read(model: str, out: Path, weights: Path | None, listen: events.Listener) 
     if model.endswith((".edgekit", ".onnx")):
         if not path.exists():
             raise InputError("no such file", where=model, remedy="Check the path of the model.")
-        if weights is not None:
-            raise UsageError(
-                "has weights of its own", where=model, remedy="Give --weights with python:module:factory only."
-            )
         return _read_package(path, out) if model.endswith(".edgekit") else _with_licence(path, _read_onnx(path, out))
     from edgekit.networks.intake import intake_torch
 
