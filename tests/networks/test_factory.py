@@ -98,7 +98,13 @@ def test_source_weights_and_ties_are_kept(taken):
     folder, out, facts = taken
     record = read_record(out)
     assert record["aliases"] == {"table.weight": "out.weight"}
-    assert set(record["files"]) == {"net_of_factory.py", "blocks_of_net.py", "late_of_net.py", "width.json", "words.txt"}
+    assert set(record["files"]) == {
+        "net_of_factory.py",
+        "blocks_of_net.py",
+        "late_of_net.py",
+        "width.json",
+        "words.txt",
+    }
     assert facts["labels"] == ["cat", "dog", "bird"]
     assert facts["task"] == "text-classification"
     assert facts["licence"] == {"text": "mine"}

@@ -100,7 +100,9 @@ def test_weights_that_no_part_uses_are_told(copy):
     assert "2 tensors" in findings[0].text
 
 
-@pytest.mark.parametrize("architecture", ["NoSuchModel", "BertTokenizer", "AutoModelForCausalLM", "__version__", "pipeline"])
+@pytest.mark.parametrize(
+    "architecture", ["NoSuchModel", "BertTokenizer", "AutoModelForCausalLM", "__version__", "pipeline"]
+)
 def test_an_unknown_architecture_is_not_supported(copy, architecture):
     with pytest.raises(UnsupportedError, match=architecture):
         load_pretrained(copy, architecture)
