@@ -40,9 +40,7 @@ def test_files_of_old_versions(tmp_path):
     clip = old | {"feature_extractor_type": "CLIPFeatureExtractor", "crop_size": 20, "resample": 3}
     found = rule(tmp_path, clip)
     assert (found.resize, found.crop, found.interpolation) == (24, (20, 20), "bicubic")
-    found = rule(
-        tmp_path, old | {"feature_extractor_type": "ConvNextFeatureExtractor", "crop_pct": 0.875, "size": 224}
-    )
+    found = rule(tmp_path, old | {"feature_extractor_type": "ConvNextFeatureExtractor", "crop_pct": 0.875, "size": 224})
     assert (found.resize, found.crop) == (256, (224, 224))
     found = rule(tmp_path, old | {"feature_extractor_type": "ConvNextFeatureExtractor", "size": 384})
     assert (found.resize, found.crop) == ((384, 384), None)
@@ -97,9 +95,7 @@ def test_the_models_processor_is_used_and_a_declaration_goes_first(tmp_path):
     wanted = (picture / 255 - [0.5, 0.4, 0.3]) / [0.5, 0.6, 0.7]
     np.testing.assert_allclose(found.calibration.sample(0)["pixel_values"][0], wanted.transpose(2, 0, 1), atol=1e-5)
     assert "preprocessor_config.json" in next(f.text for f in found.findings if f.rule == "data-preprocessing-from")
-    declared = open_dataset(
-        str(tmp_path / "data"), spec, processor=tmp_path / "model", preprocessing={"kind": "image"}
-    )
+    declared = open_dataset(str(tmp_path / "data"), spec, processor=tmp_path / "model", preprocessing={"kind": "image"})
     assert declared.preprocessing["inputs"]["pixel_values"]["mean"] is None
 
 

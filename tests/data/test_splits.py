@@ -22,9 +22,7 @@ def parts(found) -> list[list[Key]]:
 
 @settings(max_examples=300, deadline=None)
 @given(
-    kinds=st.dictionaries(
-        st.sampled_from(ROLES[1:]), st.lists(st.integers(0, 60), min_size=1, max_size=90), min_size=1
-    )
+    kinds=st.dictionaries(st.sampled_from(ROLES[1:]), st.lists(st.integers(0, 60), min_size=1, max_size=90), min_size=1)
     | st.fixed_dictionaries({"all": st.lists(st.integers(0, 60), min_size=1, max_size=150)}),
     limit=st.none() | st.integers(1, 80),
     training=st.booleans(),
@@ -32,9 +30,7 @@ def parts(found) -> list[list[Key]]:
 )
 def test_no_content_is_in_two_splits(kinds, limit, training, seed):
     content = {
-        (role, index): value.to_bytes(32, "big")
-        for role, values in kinds.items()
-        for index, value in enumerate(values)
+        (role, index): value.to_bytes(32, "big") for role, values in kinds.items() for index, value in enumerate(values)
     }
     findings = []
     found = split(content, limit=limit, training=training, seed=seed, findings=findings)
@@ -122,9 +118,7 @@ def test_duplicates_stay_together_in_one_split(tmp_path, vectors):
 def test_the_label_is_not_part_of_the_content(tmp_path, vectors):
     np.savez(tmp_path / "a.npz", x=np.tile(vectors[:30], (2, 1)), y=np.repeat([0, 1], 30))
     found = open_dataset(str(tmp_path / "a.npz"), SPEC)
-    held = [
-        {part.sample(i)["x"].tobytes() for i in range(len(part))} for part in (found.calibration, found.evaluation)
-    ]
+    held = [{part.sample(i)["x"].tobytes() for i in range(len(part))} for part in (found.calibration, found.evaluation)]
     assert not held[0] & held[1]
 
 

@@ -7,7 +7,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from torch_models import TEXT, bert, saved
 
 from edgekit.artifact import canonical_json
 from edgekit.errors import InputError, UnsupportedError, UsageError
@@ -15,6 +14,7 @@ from edgekit.networks import capture as capturing
 from edgekit.networks import export
 from edgekit.networks.inputs import with_inputs
 from edgekit.networks.intake import intake_torch
+from torch_models import TEXT, bert, saved
 
 torch = pytest.importorskip("torch")
 CASES = Path(__file__).parent.parent / "cases"

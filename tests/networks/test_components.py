@@ -3,13 +3,13 @@
 import numpy as np
 import onnxruntime
 import pytest
-from torch_models import TEXT, saved
 
 from edgekit.errors import UnsupportedError
 from edgekit.networks.capture import capture
 from edgekit.networks.components import components
 from edgekit.networks.intake import intake_torch
 from edgekit.networks.rebuild import rebuild
+from torch_models import TEXT, saved
 
 torch = pytest.importorskip("torch")
 

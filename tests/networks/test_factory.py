@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch_models import safetensors_bytes
 
 from edgekit.errors import InputError
 from edgekit.networks.child import run_in_child
 from edgekit.networks.factory import call_factory
 from edgekit.networks.intake import intake_torch, is_current
 from edgekit.networks.record import read_record
+from torch_models import safetensors_bytes
 
 NET = """
 import json

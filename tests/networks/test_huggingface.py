@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch_models import bare_directory, safetensors_bytes
 
 import edgekit
 from edgekit.errors import InputError, UnsupportedError
 from edgekit.networks.huggingface import labels_of, task_of
 from edgekit.networks.intake import intake_torch
+from torch_models import bare_directory, safetensors_bytes
 
 
 def take(folder, tmp_path, **options):

@@ -4,12 +4,12 @@ import json
 import shutil
 
 import pytest
-from torch_models import TEXT, bert, saved
 
 from edgekit.errors import InputError, UnsupportedError
 from edgekit.networks.intake import intake_torch
 from edgekit.networks.pretrained import known_task, load_pretrained
 from edgekit.networks.rebuild import rebuild
+from torch_models import TEXT, bert, saved
 
 torch = pytest.importorskip("torch")
 

@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 
 import pytest
-from sshd import alive, wait_for
 
 from edgekit.errors import TargetError, UsageError
 from edgekit.transport import open_transport
 from edgekit.transports import far_side
 from edgekit.transports.ssh import Address, SshTransport, parse_url
+from sshd import alive, wait_for
 
 needs_sshd = pytest.mark.system("openssh-server")
 
@@ -312,6 +312,12 @@ def test_a_killed_client_process_leaves_nothing_running(reachable):
     process.stdout.close()
     wait_for(lambda: not alive("987653"))
     wait_for(lambda: not (reachable.work / "lock").exists())
+    left = f"edgekit-ssh-{process.pid}-*"
+    assert list(Path("/tmp").glob(left))
+    other = SshTransport(reachable.url)
+    other.open()
+    other.close()
+    assert not list(Path("/tmp").glob(left))
 
 
 # --- machines that do not let us in ---

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import Literal
 import msgspec
 
 from edgekit import events
-from edgekit.artifact import MAIN, Artifact, TensorSpec, digest
+from edgekit.artifact import MAIN, Artifact, digest
 from edgekit.budget import Budget, Figure, Provenance
 from edgekit.data import Dataset, Samples
 from edgekit.errors import InputError, UnsupportedError
 from edgekit.evaluate import Comparison, evaluate, figures, load_outputs, run_onnx, save_outputs
+from edgekit.evaluate.rows import TOGETHER, leading_axis, rows_of, together
 from edgekit.events import Finding
 from edgekit.exporter import Exporter
 from edgekit.metrics import Metric, default_metric, find_metric
@@ -87,19 +88,19 @@ class Gate:
         return default_metric(self.data.evaluation.labels if self.data and len(self.data.evaluation) else None)
 
     @cached_property
-    def batched(self) -> bool:
-        """Whether axis 0 of every input and output counts the samples."""
-        return is_batched(self.reference.specs("inputs"), self.reference.specs("outputs"))
+    def leading(self) -> str | int | None:
+        """The axis of inputs and outputs that counts rows."""
+        return leading_axis(self.reference.specs("inputs"), self.reference.specs("outputs"))
 
     def compare(self, split: Split, outputs: Iterable[Feed]) -> Comparison:
         """Hold a candidate's outputs on one split against the original's."""
         samples = self._samples(split)
         return evaluate(
             load_outputs(self.reference_outputs(split)),
-            outputs,
-            samples.labels,
+            together(outputs, self.leading),
+            rows_of(samples.labels, self.leading),
             self.judged_by,
-            batched=self.batched,
+            batched=self.leading is not None,
             seed=self.seed,
         )
 
@@ -114,13 +115,14 @@ class Gate:
 
     def _outputs(self, split: Split) -> Artifact:
         assert self.data is not None
-        key = digest(["outputs", self.reference.id, self.data.id, split, self.batched, _version("onnxruntime")])
+        key = digest(["outputs", TOGETHER, self.reference.id, self.data.id, split, _version("onnxruntime")])
         record = self.store.record(key)
         known = self.store.load(str(record["artifact"])) if record else None
         if known is None:
             model = self.store.folder(self.reference.id)
             with self.store.staging() as out:
-                save_outputs(out / OUTPUTS, run_onnx(model, self.feeds(split, "original"), threads=self.threads))
+                outputs = run_onnx(model, self.feeds(split, "original"), threads=self.threads)
+                save_outputs(out / OUTPUTS, together(outputs, self.leading))
                 known = self.store.publish(out, "outputs", {"split": split, "data": self.data.id}, ())
             self.store.remember(key, {"artifact": known.id})
         return known
@@ -245,14 +247,8 @@ class Gate:
         return self.data.calibration if split == "calibration" else self.data.evaluation
 
 
-def is_batched(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """Tell whether axis 0 of every input and output counts the samples: one named axis that all share."""
-    first = {spec.shape[0] if spec.shape else None for spec in (*inputs, *outputs)}
-    return len(first) == 1 and isinstance(next(iter(first)), str)
-
-
 def feeds_of(samples: Samples, label: str, listen: events.Listener) -> Iterator[Feed]:
-    """Yield samples one by one, as a device sees them: dynamic quantization takes its scales from what comes together."""
+    """Yield samples one by one, as a device sees them: dynamic quantization scales by what comes together."""
     for done in range(len(samples)):
         listen(events.Progress(label=label, done=done, total=len(samples)))
         yield samples.sample(done)
