@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_models
 import onnxruntime
 import pytest
-from house import profile
 from onnx import TensorProto, helper
 
+import onnx_models
 from edgekit.errors import InputError, TargetError, UnsupportedError, UsageError
 from edgekit.jobs import encode_feeds
 from edgekit.manifest import Tolerance
@@ -22,6 +21,7 @@ from edgekit.profile import load_profile
 from edgekit.target import Bundle
 from edgekit.targets import composite, open_target
 from edgekit.transports.local import LocalTransport
+from house import profile
 
 FACTS = {"runtime": "onnxruntime", "model": "model.onnx", "providers": ["CPUExecutionProvider"]}
 EXACT = Tolerance(absolute=0, relative=0)

@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 
 import pytest
-from sshd import alive, wait_for
 
 from edgekit.errors import TargetError, UsageError
 from edgekit.transport import open_transport
 from edgekit.transports import far_side
 from edgekit.transports.ssh import Address, SshTransport, parse_url
+from sshd import alive, wait_for
 
 needs_sshd = pytest.mark.system("openssh-server")
 

@@ -8,12 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
-from sshd import alive, wait_for
 
 from edgekit.errors import TargetError
 from edgekit.transports import far_side
 from edgekit.transports.process import LIMIT
 from edgekit.transports.ssh import SshTransport
+from sshd import alive, wait_for
 
 pytestmark = pytest.mark.system("openssh-server")
 ODD = [

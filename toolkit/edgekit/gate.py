@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,14 +12,15 @@ from typing import Literal
 import msgspec
 
 from edgekit import events
-from edgekit.artifact import MAIN, Artifact, TensorSpec, digest
+from edgekit.artifact import MAIN, Artifact, digest
 from edgekit.budget import Budget, Figure, Provenance
 from edgekit.data import Dataset, Samples
 from edgekit.errors import InputError, UnsupportedError
 from edgekit.evaluate import Comparison, evaluate, figures, load_outputs, run_onnx, save_outputs
+from edgekit.evaluate.rows import TOGETHER, leading_axis, rows_of, together
 from edgekit.events import Finding
 from edgekit.exporter import Exporter
-from edgekit.metrics import Labels, Metric, default_metric, find_metric
+from edgekit.metrics import Metric, default_metric, find_metric
 from edgekit.profile import Profile
 from edgekit.score import Score
 from edgekit.store import Store
@@ -96,7 +97,7 @@ class Gate:
         samples = self._samples(split)
         return evaluate(
             load_outputs(self.reference_outputs(split)),
-            outputs,
+            together(outputs, self.leading),
             rows_of(samples.labels, self.leading),
             self.judged_by,
             batched=self.leading is not None,
@@ -114,13 +115,14 @@ class Gate:
 
     def _outputs(self, split: Split) -> Artifact:
         assert self.data is not None
-        key = digest(["outputs", self.reference.id, self.data.id, split, _version("onnxruntime")])
+        key = digest(["outputs", TOGETHER, self.reference.id, self.data.id, split, _version("onnxruntime")])
         record = self.store.record(key)
         known = self.store.load(str(record["artifact"])) if record else None
         if known is None:
             model = self.store.folder(self.reference.id)
             with self.store.staging() as out:
-                save_outputs(out / OUTPUTS, run_onnx(model, self.feeds(split, "original"), threads=self.threads))
+                outputs = run_onnx(model, self.feeds(split, "original"), threads=self.threads)
+                save_outputs(out / OUTPUTS, together(outputs, self.leading))
                 known = self.store.publish(out, "outputs", {"split": split, "data": self.data.id}, ())
             self.store.remember(key, {"artifact": known.id})
         return known
@@ -243,19 +245,6 @@ class Gate:
     def _samples(self, split: Split) -> Samples:
         assert self.data is not None
         return self.data.calibration if split == "calibration" else self.data.evaluation
-
-
-def leading_axis(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str | int | None:
-    """Return the first axis that every input and output shares and that therefore counts rows; None without one."""
-    first = {spec.shape[0] if spec.shape else None for spec in (*inputs, *outputs)}
-    return first.pop() if len(first) == 1 else None
-
-
-def rows_of(labels: Labels, leading: str | int | None) -> Labels:
-    """Return one label per row: where the batch is fixed to k > 1 rows, data gives labels [n, k] for n feeds."""
-    if labels is None or not isinstance(leading, int) or leading == 1:
-        return labels
-    return labels.reshape(-1, *labels.shape[2:])
 
 
 def feeds_of(samples: Samples, label: str, listen: events.Listener) -> Iterator[Feed]:

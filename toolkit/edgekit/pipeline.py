@@ -40,7 +40,7 @@ Scorer = Callable[[Artifact], Score]
 
 @dataclass(kw_only=True)
 class Pipeline:
-    """Everything that surrounds the stages of one build, and what ran so far."""
+    """Everything that surrounds the stages of one build, what ran so far, and what was found about the reference."""
 
     store: Store
     profile: Profile
@@ -52,6 +52,7 @@ class Pipeline:
     threads: int = 1
     allow_partial: bool = False
     runs: list[StageRun] = field(default_factory=list)
+    findings: list[events.Finding] = field(default_factory=list)
 
     def capture(self, plan: Plan, source: Artifact) -> Artifact:
         """Turn the user's model into the float graph that everything is compared with."""
@@ -140,7 +141,7 @@ class Pipeline:
 
     def _run_alternatives(self, entry: Alternatives, artifact: Artifact, score: Scorer) -> Artifact:
         tried: list[tuple[str, Artifact, Score]] = []
-        refused: dict[str, str] = {}
+        refused = dict(entry.refused)
         for name, body in entry.options:
             made = artifact
             try:
@@ -218,13 +219,15 @@ class Pipeline:
         from edgekit.graphs.files import check_dynamic
 
         key = digest(["axes", reference.id])
-        if self.store.record(key) is None:
+        record = self.store.record(key)
+        if record is None:
             folder = self.store.folder(reference.id)
             found = check_dynamic(folder, reference.facts["graphs"][MAIN], threads=self.threads)
-            for finding in found.findings:
-                self.listen(events.Found(finding=finding))
-            record = [msgspec.to_builtins(finding) for finding in found.findings]
-            self.store.remember(key, {"artifact": reference.id, "findings": record})
+            record = {"artifact": reference.id, "findings": msgspec.to_builtins(found.findings)}
+            self.store.remember(key, record)
+        for finding in msgspec.convert(record["findings"], list[events.Finding]):
+            self.findings.append(finding)
+            self.listen(events.Found(finding=finding))
 
     def _check_coverage(self, stage: Stage, facts: dict[str, Any]) -> None:
         coverage = facts.get("coverage")

@@ -10,11 +10,14 @@ from typing import Any
 from edgekit import events
 from edgekit.artifact import Artifact, Step, digest, sha256_file
 from edgekit.data import Dataset
-from edgekit.errors import InputError
+from edgekit.errors import InputError, UsageError
 from edgekit.store import Store
 
 REVISION = 1
 """Raise it when the same files give another Artifact#0."""
+
+_LICENCES = ("LICENSE*", "LICENCE*", "README.md")
+"""Files beside a model that say under which licence it is."""
 
 HF_FOLDER = "hf"
 """Folder of an artifact that holds the files of a Hugging Face directory, its processor and tokenizer among them."""
@@ -121,6 +124,10 @@ def _read(model: str, out: Path, weights: Path | None, listen: events.Listener) 
     if model.endswith((".edgekit", ".onnx")):
         if not path.exists():
             raise InputError("no such file", where=model, remedy="Check the path of the model.")
+        if weights is not None:
+            raise UsageError(
+                "has weights of its own", where=model, remedy="Give --weights with python:module:factory only."
+            )
         return _read_package(path, out) if model.endswith(".edgekit") else _with_licence(path, _read_onnx(path, out))
     from edgekit.networks.intake import intake_torch
 
@@ -160,10 +167,15 @@ def _key(model: str, weights: Path | None) -> str | None:
     if model.startswith("python:"):
         found |= {"model": model, "folder": str(Path.cwd())}
     elif path.is_dir():
+        if not (path / "config.json").is_file():
+            return None  # no model: it will be refused, and may be a whole disk
         files = {p.relative_to(path).as_posix(): _hash(p) for p in sorted(path.rglob("*")) if p.is_file()}
         found |= {"files": files}
     elif path.is_file():
-        found |= {"files": {path.suffix: sha256_file(path)}, "folder": str(path.resolve().parent)}
+        folder = path.resolve().parent
+        beside = [p for pattern in _LICENCES for p in sorted(folder.glob(pattern))]
+        files = {path.suffix: sha256_file(path)} | {p.name: _hash(p) for p in beside}
+        found |= {"files": files, "folder": str(folder)}
     else:
         return None  # a hub id: the hub decides what it is today
     return digest(found)

@@ -12,6 +12,7 @@ Layout under the root (`$EDGEKIT_HOME`, else `$XDG_CACHE_HOME/edgekit`, else `~/
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -30,6 +31,7 @@ from edgekit.errors import EdgekitError, IntegrityError, TargetError
 
 _NEW = ".new-"
 _GONE = ".gone-"
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
 class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,7 +145,8 @@ class Store:
         home = Path(tempfile.mkdtemp(dir=self.root / "artifacts" / "new", prefix=_NEW))
         (home / "files").mkdir()
         try:
-            yield home / "files"
+            with self._room():
+                yield home / "files"
         finally:
             if home.exists():
                 _remove(home)
@@ -199,8 +202,9 @@ class Store:
     def remember(self, key: str, record: dict[str, Any]) -> None:
         """Remember a JSON record under a cache key, atomically."""
         path = self._record(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, canonical_json(record))
+        with self._room():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, canonical_json(record))
 
     def scratch(self, key: str) -> Path:
         """Return the folder for checkpoints of the work with this key; it is there until `forget_scratch`."""
@@ -279,6 +283,20 @@ class Store:
 
     def _record(self, key: str) -> Path:
         return self.root / "records" / key[:2] / f"{key}.json"
+
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[None]:
+        """Tell a full or read-only disk as what it is: it is no bug, and the user can help."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            raise TargetError(
+                f"the store cannot be written: {error.strerror}",
+                where=str(error.filename or self.root),
+                remedy=f"Free space (edgekit cache prune), or set EDGEKIT_HOME to another folder than {self.root}.",
+            ) from error
 
     def _damaged(self, path: Path, why: str) -> IntegrityError:
         return IntegrityError(

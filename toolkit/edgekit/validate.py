@@ -14,9 +14,10 @@ from edgekit.budget import Budget, Figure, judge, merge, parse_budget
 from edgekit.data import Dataset, open_dataset
 from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.evaluate import evaluate, figures, load_outputs
+from edgekit.evaluate.rows import leading_axis, rows_of, together
 from edgekit.events import Finding
 from edgekit.exporter import load_exporter
-from edgekit.gate import RUNS, Gate, feeds_of, leading_axis, model_size, rows_of
+from edgekit.gate import RUNS, Gate, feeds_of, model_size
 from edgekit.jobs import read_feeds
 from edgekit.metrics import find_metric
 from edgekit.package import Extracted, extract_package
@@ -115,7 +116,7 @@ def _package(
         feeds = feeds_of(samples.evaluation, "evaluation", listen)
         comparison = evaluate(
             load_outputs(extracted.reference[0]),
-            machine.run(bundle, feeds),
+            together(machine.run(bundle, feeds), leading),
             rows_of(samples.evaluation.labels, leading),
             find_metric(metric or details["metric"]),
             batched=leading is not None,
@@ -219,7 +220,7 @@ def _judged(budget: Budget, found: Any, findings: list[Finding], artifact: str, 
     broken = [finding for finding in findings if finding.severity == "error"]
     missed = [check for check in verdict.checks if check.status == "fail"]
     unproven = [check for check in verdict.checks if check.status == "unproven"] if strict else []
-    why = [f"{c.name}: {c.reason}" for c in (*missed, *unproven)] + [f"{f.node}: {f.text}" for f in broken]
+    why = [check.reason or check.name for check in (*missed, *unproven)] + [f"{f.node}: {f.text}" for f in broken]
     error = ErrorReport(kind="budget", text="; ".join(why), where="", remedy="It does not keep its contract here.")
     return Result(
         status="fail" if why else verdict.status,

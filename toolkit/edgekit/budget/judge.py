@@ -59,9 +59,7 @@ def judge(budget: Budget, figures: Sequence[Figure]) -> Verdict:
             used.append(found)
         status, reason = _decide(figure, limit)
         checks.append(_check(figure, limit, status, reason))
-    for figure in figures:
-        if not any(figure is other for other in used):
-            checks.append(_reported(figure))
+    checks += [_reported(figure) for figure in figures if not any(figure is other for other in used)]
     statuses = [check.status for check in checks]
     worst: Status = "fail" if "fail" in statuses else "unproven" if "unproven" in statuses else "pass"
     return Verdict(status=worst, checks=tuple(checks))

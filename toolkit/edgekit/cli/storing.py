@@ -21,7 +21,8 @@ def cache() -> None:
 @json_option
 def stats(as_json: bool) -> int:
     """Say what the store holds."""
-    from edgekit.cli.printing import console_for_stdout, print_json, rows_table, shown
+    from edgekit.cli.printing import console_for_stdout, print_json, rows_table
+    from edgekit.report import shown
     from edgekit.store import Store
 
     with Store() as store:
@@ -43,7 +44,8 @@ def stats(as_json: bool) -> int:
 def prune(max_size: str | None, older: str | None, everything: bool, as_json: bool) -> int:
     """Remove artifacts that were not used for a while (without options: 30 days)."""
     from edgekit.budget import parse_size
-    from edgekit.cli.printing import console_for_stdout, print_json, shown
+    from edgekit.cli.printing import console_for_stdout, print_json
+    from edgekit.report import shown
     from edgekit.store import Store
 
     limit = 0 if everything else parse_size(max_size, "max-size") if max_size else None

@@ -128,7 +128,6 @@ def collect(
     *,
     held_out: set[int],
     threads: int,
-    shapes_of: Sequence[str] = (),
     histogram: bool = True,
     tell: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Statistics:
@@ -140,7 +139,7 @@ def collect(
         InputError: samples with NaN or infinite inputs or outputs; names all of them (the first ten).
     """
     found = Statistics()
-    wanted = list(dict.fromkeys([*tensors, *shapes_of]))
+    wanted = list(dict.fromkeys(tensors))
     first = run(
         open_graph(model, folder, threads=threads, extra_outputs=wanted), samples.sample(0), sample=samples.ids[0]
     )
@@ -164,7 +163,7 @@ def collect(
                 continue
             meters = found.held if index in held_out else found.fit
             for tensor in group:
-                meters[tensor].add(outputs[tensor])
+                meters[tensor].add(np.asarray(outputs[tensor], np.float32))
             tell(number * len(samples) + index + 1, len(groups) * len(samples))
         _refuse(bad)
     return found

@@ -1,4 +1,4 @@
-"""The one form of a graph that quantization and casting work on: float32, opset 13 or later, weights as initializers."""
+"""The one form of a graph that quantization and casting work on: float32, opset 13 or later, plain weights."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from edgekit.graphs.edit import (
     opset_of,
     sort_nodes,
 )
+from edgekit.graphs.normal import inline_functions
 from edgekit.graphs.storage import is_external
 from edgekit.graphs.widen import widen
 
@@ -68,7 +69,7 @@ def canonical(path: Path) -> Canonical:
     """
     model = load_model(path)
     _check_versions(model)
-    model = _inlined(model)
+    inline_functions(model)
     if drop_inputs_of_constants(model.graph):
         model.ir_version = max(model.ir_version, _CONSTANTS_APART)
     for graph in graphs_in(model.graph):
@@ -109,20 +110,12 @@ def _check_versions(model: onnx.ModelProto) -> None:
         )
 
 
-def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    if not model.functions:
-        return model
-    import onnx.inliner
-
-    return onnx.inliner.inline_local_functions(model)
-
-
 def _check_domains(model: onnx.ModelProto) -> None:
     for graph in graphs_in(model.graph):
         for node in graph.node:
             if node.domain not in KNOWN_DOMAINS:
                 raise UnsupportedError(
-                    f"the operator {node.domain}::{node.op_type} is not known to onnxruntime, so the model cannot be run",
+                    f"the operator {node.domain}::{node.op_type} is not known to onnxruntime: the model cannot be run",
                     where=f"node '{node.name}'",
                     remedy="Replace it by standard operators, or export it as a function of the model.",
                 )
@@ -232,21 +225,19 @@ def _computed(node: onnx.NodeProto, values: npt.NDArray[Any], others: list[Any])
 
 
 def _rearranged(node: onnx.NodeProto, values: npt.NDArray[Any], others: list[Any]) -> npt.NDArray[Any] | None:
+    axes = tuple(int(axis) for axis in others[0]) if others else None
     if node.op_type == "Transpose":
         return np.ascontiguousarray(values.transpose(attribute_of(node, "perm", list(range(values.ndim))[::-1])))
     if node.op_type == "Flatten":
         axis = attribute_of(node, "axis", 1) % (values.ndim + 1)
         return values.reshape(int(np.prod(values.shape[:axis])), -1)
-    if node.op_type == "Reshape":
-        asked = [int(dim) for dim in others[0]]
-        if 0 in asked and attribute_of(node, "allowzero", 0):
-            return None
-        return values.reshape([values.shape[i] if dim == 0 else dim for i, dim in enumerate(asked)])
-    if node.op_type == "Unsqueeze" and others:
-        return np.expand_dims(values, tuple(int(axis) for axis in others[0]))
     if node.op_type == "Squeeze":
-        return np.squeeze(values, tuple(int(axis) for axis in others[0]) if others else None)
-    return None
+        return np.squeeze(values, axes)
+    if axes is None or (node.op_type == "Reshape" and 0 in axes and attribute_of(node, "allowzero", 0)):
+        return None
+    if node.op_type == "Unsqueeze":
+        return np.expand_dims(values, axes)
+    return values.reshape([values.shape[i] if dim == 0 else dim for i, dim in enumerate(axes)])
 
 
 def _plain_gemms(root: onnx.GraphProto, graph: onnx.GraphProto, folder: Path) -> None:

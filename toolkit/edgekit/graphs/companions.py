@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 
 from edgekit.artifact import MAIN
-from edgekit.graphs.saving import load_model
+from edgekit.graphs.edit import load_model
 from edgekit.graphs.storage import is_external, reference_of, tensors_in
 
 
 def copy_companions(source: Path, out: Path) -> None:
-    """Copy what does not belong to `model.onnx`: tokenizers, licenses, other graphs. Its external data is not copied."""
+    """Copy what does not belong to `model.onnx` and its external data: tokenizers, licenses, other graphs."""
     own = {
         MAIN,
         *(reference_of(tensor).location for tensor in tensors_in(load_model(source / MAIN)) if is_external(tensor)),

@@ -147,7 +147,7 @@ class HalfPlanner:
             elif 0 < peak < SMALLEST_NORMAL:
                 yield f"tensor '{name}' stays below {peak:.3g}, where float16 has lost its precision"
             elif peak > MOST_EXACT and self._counts(name):
-                yield f"tensor '{name}' counts up to {peak:.0f}, and float16 holds integers exactly up to {MOST_EXACT} only"
+                yield f"tensor '{name}' counts up to {peak:.0f}; float16 holds integers exactly up to {MOST_EXACT} only"
 
     def _peak(self, name: str) -> float:
         """Return the largest magnitude seen of a tensor, 0 when none was."""

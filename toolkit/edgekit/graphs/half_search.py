@@ -7,19 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from edgekit.errors import EdgekitError
 from edgekit.events import Finding
-from edgekit.graphs.calibrate import Reference, open_graph, run
+from edgekit.graphs.calibrate import Reference, open_graph
 from edgekit.graphs.canonical import Canonical
 from edgekit.graphs.edit import graphs_in, is_standard
 from edgekit.graphs.half_plan import HalfPlan, HalfPlanner
 from edgekit.graphs.half_types import FOLLOWERS, HalfTypes
 from edgekit.graphs.half_write import LEAST_STORED, emulated
-from edgekit.graphs.int8_search import probed
+from edgekit.graphs.probes import local_ratios, probed, twin_name
 from edgekit.graphs.storage import element_count
-from edgekit.numerics.output_distance import OutputDistance, decibels
+from edgekit.numerics.output_distance import OutputDistance
 
 if TYPE_CHECKING:
     from edgekit.data import Samples
@@ -32,7 +30,6 @@ _BY_FORM = (
     "its operator",
     "the ONNX specification",
     "its type",
-    "its statistics",
 )
 
 
@@ -106,20 +103,14 @@ class HalfSearch:
         ]
         if not names:
             return []
-        model, outputs = probed(self.source.model, names)
-        twins = {node.name for node in model.graph.node} - {node.name for node in self.source.model.graph.node}
+        model, probes = probed(self.source.model, names)
+        twins = {twin_name(name) for name in names}
         makers = {node.output[0] for node in model.graph.node if node.name in twins}
-        types = HalfTypes(model, {name: "tensor(float)" for name in self.types.floats | makers})
-        half = frozenset(name + "/probe" for name in names)
+        types = HalfTypes(model, dict.fromkeys(self.types.floats | makers, "tensor(float)"))
         copy = Canonical(model=model, folder=self.source.folder, findings=())
-        session = open_graph(emulated(copy, types, replace(plan, half=half)), copy.folder, threads=self.threads)
-        sums = dict.fromkeys((name for pair in outputs.values() for name in pair), 0.0)
-        for index in self.reference.indices[:_PROBES]:
-            found = run(session, self.samples.sample(index), sample=self.samples.ids[index])
-            for name in sums:
-                sums[name] += float(np.nan_to_num(np.asarray(found[name], np.float64), nan=np.inf).sum())
-        ratios = [(name, decibels(sums[signal], sums[noise])) for name, (signal, noise) in outputs.items()]
-        return sorted(ratios, key=lambda item: (item[1], item[0]))
+        rounded = emulated(copy, types, replace(plan, half=frozenset(twins)))
+        indices = self.reference.indices[:_PROBES]
+        return local_ratios(rounded, copy.folder, probes, self.samples, indices, threads=self.threads)
 
 
 def half_coverage(

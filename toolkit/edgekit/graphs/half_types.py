@@ -108,7 +108,8 @@ class HalfTypes:
         """Say why a node cannot compute in float16 by its form; empty when it can."""
         from onnx import AttributeProto
 
-        if any(attribute.type in {AttributeProto.GRAPH, AttributeProto.GRAPHS} for attribute in node.attribute):
+        graphs = {AttributeProto.GRAPH, AttributeProto.GRAPHS}
+        if any(attribute.type in graphs for attribute in node.attribute):
             return "it holds a subgraph"
         if node.domain:
             return f"it is of the domain '{node.domain}'"
@@ -116,13 +117,11 @@ class HalfTypes:
         if found is None:
             return "its operator is not in the opset"
         needed = [position for position, name in enumerate(node.output) if name in self.floats]
-        if node.op_type == "LayerNormalization" and len([name for name in node.output if name]) > 1:
-            return "its statistics are used"
-        if not all(_at(found[1], position, repeats=found[3]) for position in needed):
+        makes_type = bool(needed) and not self.inputs(node) and node.op_type not in {"Cast", "ConstantOfShape"}
+        if makes_type or not all(_at(found[1], position, repeats=found[3]) for position in needed):
             return "the ONNX specification has no float16 for it"
-        if needed and not self.inputs(node) and node.op_type not in {"Cast", "ConstantOfShape"}:
-            return "the ONNX specification has no float16 for it"
-        if any(attribute.name == "dtype" for attribute in node.attribute):
+        statistics = node.op_type == "LayerNormalization" and len([name for name in node.output if name]) > 1
+        if statistics or any(attribute.name == "dtype" for attribute in node.attribute):
             return "its type is an attribute"
         return ""
 

@@ -81,17 +81,18 @@ class HalfDraft:
             if home == wanted:
                 continue
             inner = self.index.fresh_name(value.name + "_inner")
-            for node in (*self.model.graph.node, *self._extra):
-                for items in (node.input, node.output):
-                    for position, name in enumerate(items):
-                        if name == value.name:
-                            items[position] = inner
-            for inner_graph in list(graphs_in(self.model.graph))[1:]:
-                for node in inner_graph.node:
-                    for position, name in enumerate(node.input):
-                        if name == value.name:
-                            node.input[position] = inner
+            self._rename_all(value.name, inner)
             self._cast_node(inner, value.name, wanted)
+
+    def _rename_all(self, old: str, new: str) -> None:
+        """Let the node that makes a tensor and all that read it, inner graphs too, know it by another name."""
+        for node in (*self.model.graph.node, *self._extra):
+            for items in (node.input, node.output):
+                for position, name in enumerate(items):
+                    if name == old:
+                        items[position] = new
+        for graph in list(graphs_in(self.model.graph))[1:]:
+            _rename(graph, old, new)
 
     def _retype_attributes(self, node: onnx.NodeProto) -> None:
         import onnx

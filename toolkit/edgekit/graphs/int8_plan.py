@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from edgekit.dialect import Dialect
 from edgekit.graphs.edit import GraphIndex, attribute_of, is_standard
+from edgekit.graphs.int8_regions import find_regions, tail_of
 from edgekit.graphs.storage import element_count
 from edgekit.graphs.weights import Operand, Weights
 from edgekit.numerics.affine import BOUNDS, Grid, activation_grid, is_dead, within
@@ -20,14 +21,9 @@ Mode = Literal["static", "dynamic", "weights", "float"]
 """How a node is computed: on integers with ranges from calibration, on integers with ranges of the moment, in float on
 weights stored in 8 bits, or as it was."""
 
-SAME_GRID = frozenset(
-    {"Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "MaxPool", "Slice", "Split", "DepthToSpace"}
-    | {"SpaceToDepth", "Expand", "Identity", "Resize", "Tile"}
-)
-"""Operators that only move or choose values: their output lies on the grid of their input."""
 
-CONCAT_SPREAD = 4.0
-"""A Concat is left float when its parts' ranges differ by more than this factor: the small part would lose its bits."""
+PRODUCTS = ("Conv", "MatMul", "Gemm")
+"""What is multiplied in integers when a dialect names no operators."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +49,6 @@ class Plan:
     dead: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sketch:
-    """Which tensors need a grid, before their ranges are looked at."""
-
-    needed: dict[str, set[str]]
-    produced: set[str]
-    reads: set[tuple[str, int]]
-    carried: set[str]
-    same: dict[str, str]
-
-
 class Planner:
     """Makes plans for one graph in one dialect.
 
@@ -81,6 +66,7 @@ class Planner:
         self.operands: dict[str, list[Operand]] = {}
         for operand in weights.operands:
             self.operands.setdefault(operand.node, []).append(operand)
+        self._constants = {name: {item.position for item in items} for name, items in self.operands.items()}
         self._nodes = {node.name: node for node in model.graph.node}
 
     def node(self, name: str) -> onnx.NodeProto | None:
@@ -89,7 +75,7 @@ class Planner:
 
     def compute_nodes(self) -> list[onnx.NodeProto]:
         """Return the nodes of the main graph whose type the dialect multiplies in integers, in order."""
-        return [node for node in self.index.graph.node if is_standard(node, *self.dialect.ops)]
+        return [node for node in self.index.graph.node if is_standard(node, *(self.dialect.ops or PRODUCTS))]
 
     def first_modes(self, wish: Mode, *, products: bool = True) -> tuple[dict[str, Mode], dict[str, str]]:
         """Give every node the best mode that its form allows.
@@ -109,7 +95,7 @@ class Planner:
             mode: Mode = "static" if wish == "dynamic" and not matrix else wish
             reason = self.refusal(node, mode) if mode != "weights" else ""
             if not reason and not products and node.name not in self.operands:
-                reason = "it multiplies two activations, and without that the outputs lie nearer to the original"
+                reason = "it multiplies two activations, which the chosen form leaves float"
             if reason:
                 reasons[node.name] = reason
             elif mode != "weights" or node.name in self.operands:
@@ -118,23 +104,23 @@ class Planner:
 
     def refusal(self, node: onnx.NodeProto, mode: Mode) -> str:
         """Say why a compute node cannot be quantized in a mode; empty when it can."""
-        positions = {operand.position for operand in self.operands.get(node.name, [])}
-        if node.op_type in {"Conv", "ConvTranspose"} and 1 not in positions:
-            return "its weight is computed at run time"
-        if 0 in positions:
-            return "its first operand is the constant one"
+        positions = self._constants.get(node.name, set())
+        weighted = node.op_type in {"Conv", "ConvTranspose"}
+        stacked = bool(positions) and element_count(self._dims(node)[:-2]) != 1
+        problems = {
+            "its weight is computed at run time": weighted and 1 not in positions,
+            "its first operand is the constant one": 0 in positions,
+            "both its operands are activations": mode == "dynamic" and not positions,
+            "its weight is a stack of matrices": mode == "dynamic" and not weighted and stacked,
+        }
         if node.op_type == "Gemm":
-            if attribute_of(node, "alpha", 1.0) != 1.0 or attribute_of(node, "beta", 1.0) != 1.0:
-                return "it has factors alpha or beta"
-            if attribute_of(node, "transA", 0):
-                return "it transposes its first operand"
-            if len(node.input) > 2 and node.input[2] and node.input[2] not in self.index.initializers:  # noqa: PLR2004
-                return "its bias is computed at run time"
-        if mode == "dynamic" and not positions:
-            return "both its operands are activations"
-        if mode == "dynamic" and element_count(self._dims(node)[:-2]) != 1:
-            return "its weight is a stack of matrices"
-        return ""
+            computed = len(node.input) > 2 and node.input[2] and node.input[2] not in self.index.initializers  # noqa: PLR2004
+            problems |= {
+                "it has factors alpha or beta": any(attribute_of(node, name, 1.0) != 1.0 for name in ("alpha", "beta")),
+                "it transposes its first operand": bool(attribute_of(node, "transA", 0)),
+                "its bias is computed at run time": bool(computed),
+            }
+        return next((problem for problem, holds in problems.items() if holds), "")
 
     def _dims(self, node: onnx.NodeProto) -> list[int]:
         return list(self.weights.tensor(self.operands[node.name][0]).dims)
@@ -143,30 +129,16 @@ class Planner:
         """Return every tensor that a plan may need a range of, in a fixed order."""
         found: dict[str, None] = {}
         for node in self.compute_nodes():
-            constant = {operand.position for operand in self.operands.get(node.name, [])}
             for position, name in enumerate(node.input[:2]):
-                if position not in constant and self.index.constant(name) is None:
+                if position not in self._constants.get(node.name, ()) and self.index.constant(name) is None:
                     found[name] = None
             if self.dialect.quantize_outputs:
-                found[self.tail(node)[0]] = None
+                found[tail_of(self.index, node)[0]] = None
         if self.dialect.carry:
             for node in self.index.graph.node:
                 if is_standard(node, *self.dialect.carry):
                     found.update(dict.fromkeys(name for name in node.output if name))
         return list(found)
-
-    def tail(self, node: onnx.NodeProto) -> tuple[str, tuple[float, float] | None]:
-        """Return where a node's output is put on a grid: behind a Relu or Clip that alone reads it; and its bounds."""
-        after = self.index.only_consumer(node.output[0])
-        if after is None or not is_standard(after, "Relu", "Clip") or after.input[0] != node.output[0]:
-            return node.output[0], None
-        if after.op_type == "Relu":
-            return after.output[0], (0.0, float("inf"))
-        bounds = [self.index.value(name) if name else None for name in [*after.input[1:3], "", ""][:2]]
-        if any(name and bound is None for name, bound in zip(after.input[1:3], bounds, strict=False)):
-            return node.output[0], None
-        low, high = (None if bound is None else float(bound) for bound in bounds)
-        return after.output[0], (float("-inf") if low is None else low, float("inf") if high is None else high)
 
     def plan(
         self,
@@ -190,11 +162,19 @@ class Planner:
         banned: dict[str, str] = {}
         dead: list[str] = []
         while True:
-            sketch = self._sketch(chosen, banned, meters, carry=carry)
+            static = [node for node in self.compute_nodes() if chosen.get(node.name) == "static"]
+            regions = find_regions(
+                self.index,
+                self.dialect,
+                static,
+                self._constants,
+                meters=meters,
+                banned=banned if carry else None,
+            )
             grids: dict[str, Grid] = {}
             fresh: dict[str, str] = {}
-            for name in sketch.needed:
-                root = _root(sketch.same, name)
+            for name in regions.needed:
+                root = regions.root(name)
                 found = self._grid(root, meters, method)
                 if isinstance(found, str):
                     fresh[root] = found
@@ -204,16 +184,16 @@ class Planner:
                 break
             banned |= fresh
             dead += [name for name, reason in fresh.items() if reason == _DEAD and name not in dead]
-            for name, users in sketch.needed.items():
-                for user in users if (root := _root(sketch.same, name)) in fresh else ():
+            for name, users in regions.needed.items():
+                for user in users if (root := regions.root(name)) in fresh else ():
                     why[user] = f"the range of '{root}' cannot be used: {fresh[root]}"
                     chosen[user] = self.lesser(user)
         return Plan(
             modes=chosen,
             grids=grids,
-            produced=frozenset(sketch.produced),
-            reads=frozenset(sketch.reads),
-            carried=frozenset(sketch.carried),
+            produced=frozenset(regions.produced),
+            reads=frozenset(regions.reads),
+            carried=frozenset(regions.carried),
             reasons=why,
             dead=tuple(dead),
         )
@@ -221,10 +201,6 @@ class Planner:
     def lesser(self, node: str) -> Mode:
         """Return the mode below integers for a node: stored weights when it has some."""
         return "weights" if node in self.operands else "float"
-
-    def lowers(self, plan: Plan, node: str) -> bool:
-        """Say whether a node still has a mode to lose."""
-        return plan.modes.get(node, "float") != "float"
 
     def _grid(self, name: str, meters: Mapping[str, RangeMeter], method: Method) -> Grid | str:
         meter = meters.get(name)
@@ -248,95 +224,18 @@ class Planner:
         if node is None or not is_standard(node, "Clip"):
             return None
         maker = self.index.producers.get(node.input[0])
-        return self.tail(maker)[1] if maker is not None else None
-
-    def _sketch(
-        self, modes: Mapping[str, Mode], banned: Mapping[str, str], meters: Mapping[str, RangeMeter], *, carry: bool
-    ) -> _Sketch:
-        sketch = _Sketch(needed={}, produced=set(), reads=set(), carried=set(), same={})
-        static = [node for node in self.compute_nodes() if modes.get(node.name) == "static"]
-        for node in static:
-            constant = {operand.position for operand in self.operands.get(node.name, [])}
-            for position, name in enumerate(node.input[:2]):
-                if position not in constant:
-                    sketch.needed.setdefault(name, set()).add(node.name)
-                    sketch.reads.add((node.name, position))
-        if self.dialect.quantize_outputs:
-            wanted = set(sketch.needed)
-            for node in static:
-                tail = self.tail(node)[0]
-                if tail in wanted or node.op_type not in self.dialect.float_outputs:
-                    sketch.needed.setdefault(tail, set()).add(node.name)
-                    sketch.produced.add(tail)
-        if carry and self.dialect.carry:
-            self._carry(sketch, banned, meters)
-        self._join_residuals(sketch, {node.output[0] for node in static})
-        sketch.reads.difference_update(list(self._reads_of_produced(sketch)))
-        return sketch
-
-    def _reads_of_produced(self, sketch: _Sketch) -> Iterator[tuple[str, int]]:
-        for node, position in sketch.reads:
-            if self._nodes[node].input[position] in sketch.produced:
-                yield node, position
-
-    def _carry(self, sketch: _Sketch, banned: Mapping[str, str], meters: Mapping[str, RangeMeter]) -> None:
-        leads = set(sketch.needed)
-        for node in reversed(self.index.graph.node):
-            if is_standard(node, *self.dialect.carry) and any(name in leads for name in node.output):
-                leads.update(_data_inputs(node))
-        for node in self.index.graph.node:
-            inputs = _data_inputs(node)
-            if (
-                not is_standard(node, *self.dialect.carry)
-                or not all(name in sketch.needed for name in inputs)
-                or not all(name in leads and name not in banned for name in node.output if name)
-                or (node.op_type == "Concat" and self._spread(inputs, meters) > CONCAT_SPREAD)
-                or (node.op_type == "Resize" and attribute_of(node, "mode", b"nearest") != b"nearest")
-                or (len(node.output) > 1 and node.op_type != "Split")
-            ):
-                continue
-            sketch.carried.add(node.name)
-            sketch.reads.update((node.name, i) for i, name in enumerate(node.input) if name in inputs)
-            for name in node.output:
-                sketch.needed.setdefault(name, set())
-                sketch.produced.add(name)
-                if node.op_type in SAME_GRID:
-                    sketch.same[name] = inputs[0]
-
-    def _spread(self, names: list[str], meters: Mapping[str, RangeMeter]) -> float:
-        known = [meters[name] for name in names if name in meters and meters[name].count]
-        widths = [max(meter.high, 0.0) - min(meter.low, 0.0) for meter in known]
-        return float("inf") if len(known) < len(names) or min(widths) <= 0 else max(widths) / min(widths)
-
-    def _join_residuals(self, sketch: _Sketch, quantized: set[str]) -> None:
-        """Let an Add of a quantized node's float output read its other branch on the grid: runtimes fuse that."""
-        if self.dialect.quantize_outputs:
-            return
-        for node in self.index.graph.node:
-            if is_standard(node, "Add") and any(name in quantized for name in node.input):
-                others = [i for i, name in enumerate(node.input) if name in sketch.needed and name not in quantized]
-                sketch.reads.update((node.name, i) for i in others[:1])
+        return tail_of(self.index, maker)[1] if maker is not None else None
 
 
 _DEAD = "it is 0 in every calibration sample"
 
 
-def _root(same: Mapping[str, str], name: str) -> str:
-    while name in same:
-        name = same[name]
-    return name
-
-
-def _data_inputs(node: onnx.NodeProto) -> list[str]:
-    """Return the inputs of a node that hold its data: no shapes, scales or bounds."""
-    everything = node.op_type in {"Add", "Mul", "Concat"}
-    return [name for name in (node.input if everything else node.input[:1]) if name]
-
-
-def demoted(plan: Plan, planner: Planner, nodes: Mapping[str, str]) -> tuple[dict[str, Mode], dict[str, str]]:
-    """Return a plan's modes and reasons with `nodes` (name -> reason) one step down."""
+def demoted(
+    plan: Plan, planner: Planner, nodes: Mapping[str, str], *, to: Mode
+) -> tuple[dict[str, Mode], dict[str, str]]:
+    """Return a plan's modes and reasons with `nodes` (name -> reason) lowered; `weights` only where they have some."""
     modes, reasons = dict(plan.modes), dict(plan.reasons)
     for name, reason in nodes.items():
-        modes[name] = "float" if modes.get(name) == "weights" else planner.lesser(name)
+        modes[name] = planner.lesser(name) if to == "weights" else to
         reasons[name] = reason
     return modes, reasons

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgekit.graphs.calibrate import Reference, open_graph, run
+from edgekit.graphs.calibrate import Reference, open_graph
 from edgekit.graphs.canonical import Canonical
-from edgekit.graphs.edit import GraphIndex
 from edgekit.graphs.int8_plan import Mode, Plan, Planner, demoted
 from edgekit.graphs.int8_write import Writer
+from edgekit.graphs.probes import local_ratios, probed, twin_name
 from edgekit.graphs.weights import Weights
 from edgekit.numerics.affine import dequantize_weight, quantize_weight, weight_scales
 from edgekit.numerics.output_distance import EXACT_DB, OutputDistance, decibels
 from edgekit.numerics.ranges import Method, RangeMeter
 
 if TYPE_CHECKING:
-    import onnx
-
     from edgekit.data import Samples
 
 COLUMN_FLOOR = 3.0
@@ -29,7 +27,8 @@ COLUMN_FLOOR = 3.0
 LEAST_EQUAL = 0.8
 """Share of equal elements below which an integer output counts as broken."""
 
-_PROBES = 4
+_RANK = {"float": 0, "weights": 1, "dynamic": 2, "static": 2}
+_PROBES = 8
 _CARRY_GAIN = 3.0
 
 
@@ -118,12 +117,24 @@ class Search:
         lower = _Lowering(self, method, carry)
         order = self._rank_products(trial.plan)
         if trial.faults(floor):
-            trial = lower.least(trial, order, floor)
-        if trial.faults(floor):
-            trial = lower.least(trial, self._rank_weights(trial.plan), floor)
+            trial = self._repair(trial, order, lower, floor)
         if not trial.faults(floor) and trial.faults(aim):
-            trial = lower.least(trial, order, aim, covering=self.covers)
+            trial = lower.least(trial, order, aim, to="weights", covering=self.covers)
         return trial
+
+    def _repair(self, trial: Trial, order: Sequence[tuple[str, float]], lower: _Lowering, floor: float) -> Trial:
+        """Clear a trial of faults: with products in float on stored weights, else with the weights in float too."""
+        stored = lower.least(trial, order, floor, to="weights")
+        if not stored.faults(floor):
+            return stored
+        whole = lower.least(trial, order, floor, to="float")
+        if whole.faults(floor):
+            return lower.least(whole, self._rank_weights(whole.plan), floor, to="float")
+        given_up = [name for name, _ in order if whole.plan.modes.get(name) == "float"]
+        half = lower.lowered(trial, [(name, ratio) for name, ratio in order if name in given_up], floor, to="weights")
+        rank = [item for item in self._rank_weights(half.plan) if item[0] in given_up]
+        best = lower.least(half, rank, floor, to="float") if half.faults(floor) else half
+        return whole if best.faults(floor) else best
 
     def _rank_weights(self, plan: Plan) -> list[tuple[str, float]]:
         """Order the nodes with stored weights by how much their weights' rounding changes them, worst first."""
@@ -147,26 +158,18 @@ class Search:
         ]
         if not names:
             return []
-        model, outputs = probed(self.source.model, names)
+        model, probes = probed(self.source.model, names)
         weights = Weights(model.graph, self.source.folder)
         dialect = replace(self.planner.dialect, quantize_outputs=False, carry=())
         planner = Planner(model, weights, dialect)
         modes: dict[str, Mode] = dict.fromkeys(planner.operands, "float")
-        modes |= {_probe_name(name): plan.modes[name] for name in names}
-        probe_plan = planner.plan(modes, {}, self.meters, "minmax", carry=False)
-        probe_plan = replace(
-            probe_plan, grids={name: plan.grids.get(name, grid) for name, grid in probe_plan.grids.items()}
-        )
+        modes |= {twin_name(name): plan.modes[name] for name in names}
+        bare = planner.plan(modes, {}, self.meters, "minmax", carry=False)
+        bare = replace(bare, grids={name: plan.grids.get(name, grid) for name, grid in bare.grids.items()})
         source = Canonical(model=model, folder=self.source.folder, findings=())
-        written = Writer(source, weights, dialect).write(probe_plan)
-        session = open_graph(written, self.source.folder, threads=self.threads)
-        sums = dict.fromkeys((name for pair in outputs.values() for name in pair), 0.0)
-        for index in self.reference.indices[:: max(len(self.reference.indices) // _PROBES, 1)]:
-            found = run(session, self.samples.sample(index), sample=self.samples.ids[index])
-            for name in sums:
-                sums[name] += float(np.asarray(found[name]).sum())
-        ratios = [(name, decibels(sums[signal], sums[noise])) for name, (signal, noise) in outputs.items()]
-        return sorted(ratios, key=lambda item: (item[1], item[0]))
+        written = Writer(source, weights, dialect).write(bare)
+        indices = self.reference.indices[:: max(len(self.reference.indices) // _PROBES, 1)]
+        return local_ratios(written, source.folder, probes, self.samples, indices, threads=self.threads)
 
 
 @dataclass(frozen=True)
@@ -182,82 +185,44 @@ class _Lowering:
         trial: Trial,
         order: Sequence[tuple[str, float]],
         bound: float,
+        *,
+        to: Mode,
         covering: Callable[[Plan], bool] | None = None,
     ) -> Trial:
-        """Lower the smallest number of nodes of `order` (worst first) that clears the faults at `bound`.
+        """Lower the smallest number of nodes of `order` (worst first) to a mode that clears the faults at `bound`.
 
         When lowering all of them does not, the trial with all of them lowered is returned; with `covering`, only
         numbers whose plan it accepts are tried, and `trial` itself is returned when none of them is enough.
         """
-        fault = trial.faults(bound)[0]
-        order = [(name, ratio) for name, ratio in order if self.search.planner.lowers(trial.plan, name)]
+        order = [item for item in order if _RANK[trial.plan.modes.get(item[0], "float")] > _RANK[to]]
         most = len(order)
         if covering is not None:
-            most = next((k for k in range(len(order), 0, -1) if covering(self._plan(trial, order[:k], fault))), 0)
+            most = next((k for k in range(most, 0, -1) if covering(self._plan(trial, order[:k], bound, to))), 0)
         if not most:
             return trial
-        best = self._lowered(trial, order[:most], fault)
+        best = self.lowered(trial, order[:most], bound, to=to)
         if best.faults(bound):
             return best if covering is None else trial
         few, many = 0, most
         while many - few > 1:
             middle = (few + many) // 2
-            tried = self._lowered(trial, order[:middle], fault)
+            tried = self.lowered(trial, order[:middle], bound, to=to)
             if tried.faults(bound):
                 few = middle
             else:
                 many, best = middle, tried
         return best
 
-    def _plan(self, trial: Trial, nodes: Sequence[tuple[str, float]], fault: str) -> Plan:
-        modes, reasons = demoted(trial.plan, self.search.planner, _reasons(nodes, fault))
-        return replace(trial.plan, modes=modes, reasons=reasons)
-
-    def _lowered(self, trial: Trial, nodes: Sequence[tuple[str, float]], fault: str) -> Trial:
-        plan = self._plan(trial, nodes, fault)
+    def lowered(self, trial: Trial, nodes: Sequence[tuple[str, float]], bound: float, *, to: Mode) -> Trial:
+        """Run a trial's plan with some nodes lowered."""
+        plan = self._plan(trial, nodes, bound, to)
         return self.search.attempt(plan.modes, plan.reasons, self.method, carry=self.carry)
+
+    def _plan(self, trial: Trial, nodes: Sequence[tuple[str, float]], bound: float, to: Mode) -> Plan:
+        fault = trial.faults(bound)[0]
+        modes, reasons = demoted(trial.plan, self.search.planner, _reasons(nodes, fault), to=to)
+        return replace(trial.plan, modes=modes, reasons=reasons)
 
 
 def _reasons(nodes: Sequence[tuple[str, float]], fault: str) -> dict[str, str]:
     return {name: f"{fault} while it is quantized (its own output then has {ratio:.1f} dB)" for name, ratio in nodes}
-
-
-def _probe_name(node: str) -> str:
-    return node + "/probe"
-
-
-def probed(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, tuple[str, str]]]:
-    """Return a copy in which chosen nodes have a twin, and outputs that tell how far the twin's result lies away.
-
-    Returns:
-        The model, and node name -> (output with the sum of squares of its result, the same of the difference).
-    """
-    import onnx
-
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    index = GraphIndex(copy.graph)
-    outputs: dict[str, tuple[str, str]] = {}
-    wanted = set(names)
-    extra: list[Any] = []
-    for node in copy.graph.node:
-        if node.name not in wanted:
-            continue
-        twin = onnx.NodeProto()
-        twin.CopyFrom(node)
-        twin.name = _probe_name(node.name)
-        twin.output[0] = index.fresh_name(node.output[0] + "/probe")
-        difference, signal, noise = (
-            index.fresh_name(twin.output[0] + end) for end in ("/difference", "/signal", "/noise")
-        )
-        extra += [
-            twin,
-            onnx.helper.make_node("Sub", [node.output[0], twin.output[0]], [difference], name=difference),
-            onnx.helper.make_node("ReduceSumSquare", [node.output[0]], [signal], name=signal, keepdims=0),
-            onnx.helper.make_node("ReduceSumSquare", [difference], [noise], name=noise, keepdims=0),
-        ]
-        outputs[node.name] = signal, noise
-    copy.graph.node.extend(extra)
-    for name in (name for pair in outputs.values() for name in pair):
-        copy.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, []))
-    return copy, outputs

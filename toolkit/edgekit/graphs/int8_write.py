@@ -11,6 +11,7 @@ import numpy.typing as npt
 from edgekit.dialect import Dialect
 from edgekit.graphs.canonical import Canonical
 from edgekit.graphs.edit import GraphIndex, attribute_of, drop_dead, graphs_in, opset_of, sort_nodes
+from edgekit.graphs.int8_nodes import dynamic_product, looked_up, looked_up_rows, pair
 from edgekit.graphs.int8_plan import Plan
 from edgekit.graphs.weights import Operand, Weights
 from edgekit.numerics.affine import Grid, empty_slices, quantize_bias, quantize_weight, scales_for_bias, weight_scales
@@ -94,7 +95,7 @@ class _Draft:
         users: dict[tuple[int, str], list[Operand]] = {}
         for operand in self.weights.operands:
             users.setdefault(operand.key, []).append(operand)
-        stored = {}
+        stored: dict[Operand, tuple[str, Scales, int | None]] = {}
         for operands in users.values():
             if all(self.plan.modes.get(operand.node, "float") == "float" for operand in operands):
                 continue
@@ -154,9 +155,9 @@ class _Draft:
         node = self.nodes[operand.node]
         bias = self._bias_of(operand)
         if self.plan.modes.get(node.name) == "dynamic":
-            self._dynamic(node, operand, name, scales)
+            self._dynamic(node, operand, name)
         elif node.op_type == "Gather" and self.dialect.integer_gather:
-            self._gather(node, name, axis, len(self.weights.tensor(operand).dims))
+            self._gather(node, operand, name, scales, axis)
         else:
             read = self._dequantized(node, name, axis)
             if operand.perm:
@@ -171,7 +172,7 @@ class _Draft:
 
         out = self.index.fresh_name(f"{name}_for_{node.name}")
         inputs = [name, name + "_scale", name + "_zero_point"]
-        attributes = {} if axis is None else {"axis": axis}
+        attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
         made = onnx.helper.make_node("DequantizeLinear", inputs, [out], name=out, **attributes)
         self.before.setdefault(node.name, []).append(made)
         return out
@@ -193,81 +194,46 @@ class _Draft:
         self._constant(np.zeros(steps.shape, np.int32), base + "_zero_point")
         out = self.index.fresh_name(f"{base}_for_{node.name}")
         inputs = [base, base + "_scale", base + "_zero_point"]
-        attributes = {"axis": 0} if steps.ndim else {}
+        attributes: dict[str, Any] = {"axis": 0} if steps.ndim else {}
         made = onnx.helper.make_node("DequantizeLinear", inputs, [out], name=out, **attributes)
         self.before.setdefault(node.name, []).append(made)
         node.input[_BIAS] = out
 
-    def _gather(self, node: onnx.NodeProto, name: str, axis: int | None, rank: int) -> None:
+    def _gather(self, node: onnx.NodeProto, operand: Operand, name: str, scales: Scales, axis: int | None) -> None:
         """Look up integers, then dequantize only what was looked up."""
-        from onnx import TensorProto, helper, numpy_helper
-
+        rank = len(self.weights.tensor(operand).dims)
         along = attribute_of(node, "axis", 0) % rank
         rows, output = self.index.fresh_name(node.output[0] + "_rows"), node.output[0]
         node.input[0], node.output[0] = name, rows
         if axis is None or axis != along:
-            shifted = {} if axis is None else {"axis": axis - rank if axis > along else axis}
-            inputs = [rows, name + "_scale", name + "_zero_point"]
-            made = helper.make_node("DequantizeLinear", inputs, [output], name=rows, **shifted)
-            self.after.setdefault(node.name, []).append(made)
-            return
-        graph = self.graphs[next(o.owner for o in self.weights.of(node.name))]
-        column = self.index.fresh_name(name + "_row_scale")
-        held = next(tensor for tensor in graph.initializer if tensor.name == name + "_scale")
-        shape = [-1 if i == along else 1 for i in range(rank)]
-        self._constant(numpy_helper.to_array(held).reshape(shape), column, graph)
-        floats, steps = rows + "_float", rows + "_scale"
-        self.after.setdefault(node.name, []).extend(
-            [
-                helper.make_node("Cast", [rows], [floats], name=floats, to=TensorProto.FLOAT),
-                helper.make_node("Gather", [column, node.input[1]], [steps], name=steps, axis=along),
-                helper.make_node("Mul", [floats, steps], [output], name=rows + "_dequantized"),
-            ]
-        )
+            made = looked_up(rows, output, name, None if axis is None else axis - rank if axis > along else axis)
+        else:
+            column = self.index.fresh_name(name + "_row_scale")
+            shape = [-1 if i == along else 1 for i in range(rank)]
+            self._constant(scales.reshape(shape), column, self.graphs[operand.owner])
+            made = looked_up_rows(rows, output, column, node.input[1], along)
+        self.after.setdefault(node.name, []).extend(made)
 
-    def _dynamic(self, node: onnx.NodeProto, operand: Operand, name: str, scales: Scales) -> None:
+    def _dynamic(self, node: onnx.NodeProto, operand: Operand, name: str) -> None:
         """Write a product whose activations get their scale at run time, in the form that runtimes fuse."""
-        from onnx import TensorProto, helper
+        from onnx import helper
 
         x = node.input[0]
-        base = self.index.fresh_name(x + "_dynamic")
         made = [n for n in self._after(x) if n.op_type == "DynamicQuantizeLinear" and n.input[0] == x]
-        if made:
-            base = made[0].name
-        else:
+        base = made[0].name if made else self.index.fresh_name(x + "_dynamic")
+        if not made:
             outputs = [base, base + "_scale", base + "_zero_point"]
             self._after(x).append(helper.make_node("DynamicQuantizeLinear", [x], outputs, name=base))
-        weight, perm = name, operand.perm
+        perm = operand.perm or (0, 1)
         if attribute_of(node, "transB", 0):
-            perm = tuple(perm[i] for i in (1, 0)) if perm else (1, 0)
+            perm = perm[::-1]
+        bias = node.input[_BIAS] if len(node.input) > _BIAS else ""
         out = self.index.fresh_name(node.name + "_product")
-        nodes = []
-        if perm and perm != tuple(range(len(perm))):
-            weight = out + "_weight"
-            nodes.append(helper.make_node("Transpose", [name], [weight], name=weight, perm=list(perm)))
-        has_bias = len(node.input) > _BIAS and bool(node.input[_BIAS])
-        product = out + "_float" if has_bias else node.output[0]
-        nodes += [
-            helper.make_node(
-                "MatMulInteger",
-                [base, weight, base + "_zero_point", name + "_zero_point"],
-                [out],
-                name=out,
-            ),
-            helper.make_node("Cast", [out], [out + "_cast"], name=out + "_cast", to=TensorProto.FLOAT),
-            helper.make_node("Mul", [base + "_scale", name + "_scale"], [out + "_step"], name=out + "_step"),
-            helper.make_node("Mul", [out + "_cast", out + "_step"], [product], name=out + "_scaled"),
-        ]
-        if has_bias:
-            nodes.append(helper.make_node("Add", [product, node.input[_BIAS]], [node.output[0]], name=out + "_bias"))
-        self.instead[node.name] = nodes
-        assert scales.ndim <= 1
+        self.instead[node.name] = dynamic_product(out, base, name, node.output[0], bias, swap=perm == (1, 0))
 
     # --- activations -------------------------------------------------------------------------------------------------
 
     def _quantize_activations(self) -> None:
-        from onnx import helper
-
         domain = "com.microsoft" if self.wide else ""
         parameters: dict[Grid, tuple[str, str]] = {}
         for name, grid in self.plan.grids.items():
@@ -278,23 +244,7 @@ class _Draft:
             if name in self.plan.produced:
                 source, result = self.index.fresh_name(name + "_float"), name
                 self._rename_output(name, source)
-            pair = [
-                helper.make_node(
-                    "QuantizeLinear",
-                    [source, scale, zero_point],
-                    [integers],
-                    name=name + "_QuantizeLinear",
-                    domain=domain,
-                ),
-                helper.make_node(
-                    "DequantizeLinear",
-                    [integers, scale, zero_point],
-                    [result],
-                    name=name + "_DequantizeLinear",
-                    domain=domain,
-                ),
-            ]
-            steps[:0] = pair
+            steps[:0] = pair(name, source, integers, result, (scale, zero_point), domain=domain)
             if result != name:
                 for node, position in self.plan.reads:
                     if self.nodes[node].input[position] == name:

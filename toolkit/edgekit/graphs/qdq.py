@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.errors import EdgekitError
 from edgekit.events import Finding
 from edgekit.graphs.edit import is_standard
-from edgekit.graphs.int8_plan import Mode, Plan, Planner
+from edgekit.graphs.int8_plan import PRODUCTS, Mode, Plan, Planner
 from edgekit.graphs.storage import element_count
 from edgekit.numerics.affine import is_dead
 from edgekit.numerics.ranges import RangeMeter
@@ -130,7 +130,7 @@ def _shares(planner: Planner) -> dict[str, float]:
 def _by_rule(node: onnx.NodeProto, planner: Planner, *, inner: bool) -> str:
     if inner:
         return "it stands in a subgraph (a branch or a loop body), whose activations are not quantized"
-    if is_standard(node, *planner.dialect.ops):
+    if is_standard(node, *(planner.dialect.ops or PRODUCTS)):
         return "it multiplies two activations"
     return f"{node.op_type} has no int8 kernel in the {planner.dialect.name} dialect"
 

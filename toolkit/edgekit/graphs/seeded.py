@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from edgekit.artifact import TensorSpec
 from edgekit.data import Feed
 from edgekit.errors import InputError
@@ -24,7 +27,7 @@ class SeededSamples:
         labels: None.
     """
 
-    labels = None
+    labels: npt.NDArray[np.generic] | None = None
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ class Operand:
         tensor: the initializer's name.
         owner: position of the graph that holds the initializer, see `Weights.graphs`.
         axis: axis of the initializer along which outputs lie, so that each may have its own scale; None: one scale.
-        perm: permutation of a Transpose between initializer and reader (`transpose` names it); empty when there is none.
+        perm: permutation of a Transpose (named `transpose`) between initializer and reader; empty: there is none.
         transpose: the Transpose node's name, or empty.
     """
 
@@ -160,22 +160,24 @@ def output_axis(node: onnx.NodeProto, position: int, rank: int) -> int | None:
 
     A grouped ConvTranspose shares its output axis among groups, and kernels want one scale for stacked matrices.
     """
-    if node.op_type == "Conv":
-        return 0
-    if node.op_type == "ConvTranspose":
-        return 1 if attribute_of(node, "group", 1) == 1 else None
-    if node.op_type == "MatMul":
-        return (rank - 1 if position else rank - 2) if rank == _MATRIX else None
-    if node.op_type == "Gemm":
-        flag = attribute_of(node, "transB" if position else "transA", 0)
-        return (0 if flag else 1) if position else (1 if flag else 0)
-    if node.op_type in {"LSTM", "GRU", "RNN"}:
-        return 1
-    if node.op_type == "Einsum":
-        return _einsum_axis(attribute_of(node, "equation", b"").decode(), position, rank)
-    if node.op_type == "Gather":
-        return attribute_of(node, "axis", 0) % rank
-    return rank - 1
+    op = node.op_type
+    axis: int | None = rank - 1
+    if op == "Conv":
+        axis = 0
+    elif op == "ConvTranspose":
+        axis = 1 if attribute_of(node, "group", 1) == 1 else None
+    elif op == "MatMul":
+        axis = (rank - 1 if position else rank - 2) if rank == _MATRIX else None
+    elif op == "Gemm":
+        transposed = bool(attribute_of(node, "transB" if position else "transA", 0))
+        axis = int(transposed != bool(position))
+    elif op in {"LSTM", "GRU", "RNN"}:
+        axis = 1
+    elif op == "Einsum":
+        axis = _einsum_axis(attribute_of(node, "equation", b"").decode(), position, rank)
+    elif op == "Gather":
+        axis = int(attribute_of(node, "axis", 0)) % rank
+    return axis
 
 
 def _einsum_axis(equation: str, position: int, rank: int) -> int | None:

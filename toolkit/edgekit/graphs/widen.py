@@ -30,28 +30,35 @@ def widen(model: onnx.ModelProto, folder: Path) -> list[Finding]:
     from onnx import TensorProto
 
     half, brain = TensorProto.FLOAT16, TensorProto.BFLOAT16
-    found = {kind for kind in (half, brain) if _uses(model, kind)}
+    found: set[int] = {kind for kind in (half, brain) if _uses(model, kind)}
     if not found:
         return []
     for tensor in list(tensors_in(model)):
         if tensor.data_type in found:
             _widen_tensor(tensor, folder)
+    _retype(model, found)
+    if half in found:
+        _cast_edges(model.graph)
+    names = " and ".join(("float16" if kind == half else "bfloat16") for kind in sorted(found))
+    edges = "; its bfloat16 inputs and outputs are float32 now" if brain in found else ""
+    text = f"the model computes in {names}, which this step cannot run: it was converted to float32 first{edges}"
+    return [Finding(severity="note", node="", rule=WIDENED, text=text)]
+
+
+def _retype(model: onnx.ModelProto, kinds: set[int]) -> None:
+    """Let nodes make float32 where they made one of `kinds`; inputs and outputs too, but float16 ones of the model."""
+    from onnx import TensorProto
+
     for graph in graphs_in(model.graph):
         for node in graph.node:
             for attribute in node.attribute:
-                if attribute.name in {"to", "dtype", "stash_type", "output_dtype"} and attribute.i in found:
+                if attribute.name in {"to", "dtype", "stash_type", "output_dtype"} and attribute.i in kinds:
                     attribute.i = TensorProto.FLOAT
         del graph.value_info[:]
         for value in (*graph.input, *graph.output):
             kind = value.type.tensor_type.elem_type
-            if kind == brain or (kind == half and graph is not model.graph):
+            if kind == TensorProto.BFLOAT16 or (kind == TensorProto.FLOAT16 and graph is not model.graph):
                 value.type.tensor_type.elem_type = TensorProto.FLOAT
-    if half in found:
-        _cast_edges(model.graph)
-    names = " and ".join({half: "float16", brain: "bfloat16"}[kind] for kind in sorted(found))
-    edges = "; its bfloat16 inputs and outputs are float32 now" if brain in found else ""
-    text = f"the model computes in {names}, which this step cannot run: it was converted to float32 first{edges}"
-    return [Finding(severity="note", node="", rule=WIDENED, text=text)]
 
 
 def _uses(model: onnx.ModelProto, kind: int) -> bool:

@@ -220,9 +220,9 @@ def main(job: str) -> None:
 
 
 def _unforeseen(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _LIBRARIES:
-        text = f"{error.name} is not installed"
-        return {"error": ["TargetError", text, "", f"Models of PyTorch need it: {EXTRA}"]}
+    library = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if library in _LIBRARIES:
+        return {"error": ["TargetError", f"{library} is not installed", "", f"Models of PyTorch need it: {EXTRA}"]}
     if isinstance(error, MemoryError):
         return {"error": ["InputError", "memory ran out", "", "Free memory, or use a smaller model."]}
     trace = "".join(traceback.format_exception(error))[-_TAIL:]

@@ -75,6 +75,8 @@ def check_shape(text: str) -> None:
 def _check_node(node: ast.AST) -> None:
     if not isinstance(node, _ALLOWED):
         raise ValueError(f"{type(node).__name__} is not arithmetic")  # noqa: TRY004 - one class for the caller
+    if isinstance(node, ast.keyword) and (node.arg is None or not isinstance(node.value, ast.Constant)):
+        raise ValueError("an option that is no constant")
     if isinstance(node, ast.Call):
         if not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS:
             raise ValueError("a call of something else than arithmetic")

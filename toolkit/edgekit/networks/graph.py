@@ -152,6 +152,10 @@ def _name_outputs(graph: ir.Graph, given: list[Reference]) -> None:
         seen.add(id(value))
         value.shape = ir.Shape(_output_shape(name, given))
         value.type = ir.TensorType(ir.DataType.from_numpy(given[0].outputs[name].dtype))
+    inner = [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]
+    for value in inner:  # an output may be called like a parameter
+        if value.name in wanted and id(value) not in seen:
+            value.name = f"{value.name}.inner"
     for value, name in zip(graph.outputs, wanted, strict=True):
         value.name = name
 

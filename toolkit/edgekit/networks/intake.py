@@ -92,7 +92,7 @@ def _digest_below(name: str, roots: list[Path]) -> str:
 
 def _intake_factory(model: str, out: Path, weights: Path | None, listen: events.Listener) -> dict[str, Any]:
     match = _FACTORY.fullmatch(model)
-    if match is None:
+    if match is None or match["module"].endswith(".py"):
         raise InputError(
             "not of the form python:module:factory",
             where=model,

@@ -52,7 +52,7 @@ class OutputDistance:
         largest: largest absolute difference.
         samples: how many samples were added.
         worst: lowest signal-to-noise ratio of one sample, in dB.
-        incomparable: why a sample could not be compared (another shape, NaN or infinity elsewhere); empty when all could.
+        incomparable: why a sample could not be compared (another shape, NaN elsewhere); empty when all could.
         equal: share of equal elements, for integers and booleans (1 for floats).
     """
 

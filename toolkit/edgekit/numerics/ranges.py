@@ -111,7 +111,7 @@ class RangeMeter:
 
     def _centers(self) -> npt.NDArray[np.float64]:
         width = 2.0**self._exponent / (BINS // 2)
-        centers = (np.arange(BINS) - BINS // 2 + 0.5) * width
+        centers = np.asarray((np.arange(BINS) - BINS // 2 + 0.5) * width, np.float64)
         centers[BINS // 2] = 0.0  # the bin of exact zeros: 0 has no rounding error on any grid
         return centers
 

@@ -24,8 +24,8 @@ from edgekit.graphs.half_search import HalfSearch, faults, kept_findings
 from edgekit.graphs.half_sums import largest_sums
 from edgekit.graphs.half_types import HalfTypes
 from edgekit.graphs.half_write import HalfDraft
+from edgekit.graphs.original import open_original
 from edgekit.graphs.seeded import SeededSamples
-from edgekit.graphs.widen import WIDENED
 from edgekit.stage import Context, Inputs
 
 MOST_JUDGED = 16
@@ -49,7 +49,7 @@ class Fp16:
     revision: ClassVar[int] = 1
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
-    needs: ClassVar[frozenset[str]] = frozenset({"data"})
+    needs: ClassVar[frozenset[str]] = frozenset()
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "onnx", "onnxruntime")
 
     keep: tuple[str, ...] = ()
@@ -108,13 +108,8 @@ class _Job:
     def __init__(self, stage: Fp16, inputs: Inputs, source: Canonical, context: Context) -> None:
         self.stage, self.context = stage, context
         self.findings = list(source.findings)
-        widened = any(finding.rule == WIDENED for finding in source.findings)
         threads = context.threads
-        self._original = (
-            open_graph(source.model, source.folder, threads=threads)
-            if widened
-            else open_file(inputs.folder / MAIN, threads=threads)
-        )
+        self._original = open_original(source, inputs.folder / MAIN, threads)
         self.samples = self._samples(inputs, source)
         self._indices = spread(len(self.samples), MOST_JUDGED)
         self._reference = Reference(self._original, self.samples, self._indices)

@@ -1,0 +1,86 @@
+"""TensorRT on NVIDIA Jetson: the engine is built on the device; here the graph is checked and its commands written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+from edgekit.artifact import MAIN, Artifact
+from edgekit.budget import Figure
+from edgekit.dialect import Dialect
+from edgekit.events import Finding
+from edgekit.exporter import StageSpec
+from edgekit.profile import Profile
+
+BUILD = "build.json"
+
+
+class TensorRTExporter:
+    """Settings of a profile (table `tensorrt`).
+
+    `rtx_check`: `parse` (default), `build` (also builds an engine ahead of time: seconds to minutes for large models)
+    or `off`: whether lint asks TensorRT-RTX, when it is installed. `dla`: true when the DLA is to run the network.
+    """
+
+    name: ClassVar[str] = "tensorrt"
+    revision: ClassVar[int] = 2
+    libraries: ClassVar[tuple[str, ...]] = ("onnx",)
+
+    def dialect(self, profile: Profile) -> Dialect:
+        """Return the form that TensorRT takes and fuses: int8 symmetric, only the inputs of products quantized."""
+        return Dialect(
+            name="tensorrt",
+            activation="int8",
+            weight="int8",
+            symmetric_activations=True,
+            per_channel=True,
+            quantize_bias=False,
+            ops=("Conv", "MatMul", "Gemm"),
+            quantize_outputs=False,
+            max_opset=profile.graph.max_opset,
+            max_ir=profile.graph.max_ir,
+        )
+
+    def prepare(self, profile: Profile) -> tuple[StageSpec, ...]:
+        """Return no passes: what the recipe simplifies is enough."""
+        del profile
+        return ()
+
+    def lint(self, artifact: Artifact, folder: Path, profile: Profile) -> list[Finding]:
+        """Say what TensorRT would refuse or run badly: our rules, then TensorRT-RTX's parser when it is installed."""
+        from edgekit_exporters.tensorrt.lint import lint
+
+        return lint(artifact, folder, profile)
+
+    def compile(self, artifact: Artifact, folder: Path, profile: Profile, out: Path) -> dict[str, Any]:
+        """Write `model.onnx`, from which the device builds its engine, and `build.json` with the commands that do."""
+        from edgekit.graphs.edit import load_model, save_model
+        from edgekit.graphs.rules import build_shapes
+        from edgekit_exporters.tensorrt.commands import build_plan
+
+        model = load_model(folder / MAIN)
+        model.ir_version = min(model.ir_version, profile.graph.max_ir)
+        save_model(model, out / MAIN, source=folder)
+        shapes = build_shapes(artifact)
+        text = json.dumps(build_plan(MAIN, shapes, profile), indent=2, sort_keys=True)
+        (out / BUILD).write_text(text + "\n", encoding="utf-8")
+        facts: dict[str, Any] = {
+            "runtime": "tensorrt",
+            "model": MAIN,
+            "providers": ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"],
+            "graphs": artifact.facts["graphs"],
+            "build": BUILD,
+        }
+        return facts | ({"shapes": shapes} if shapes else {})
+
+    def estimate(self, artifact: Artifact, folder: Path, profile: Profile) -> tuple[Figure, ...]:
+        """Predict the latency with the profile's roofline."""
+        from edgekit.graphs.cost import cost_of
+        from edgekit.graphs.roofline import predict_latency
+        from edgekit.graphs.rules import usual_shapes
+
+        return (predict_latency(cost_of(folder / MAIN, usual_shapes(artifact)), profile),)
+
+
+EXPORTER = TensorRTExporter()

@@ -1,0 +1,439 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+import house
+import kinds
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from contract import onnx_artifact, run_stage
+from onnx import TensorProto, numpy_helper
+
+from edgekit.artifact import MAIN
+from edgekit.data import Dataset
+from edgekit.errors import InputError, UnsupportedError, UsageError
+from edgekit.exporter import load_exporter
+from edgekit.graphs.edit import name_nodes
+from edgekit.graphs.kernels import optimized_ops
+from edgekit.profile import Cpu
+from edgekit.stage import Context, Inputs
+from edgekit.stages.quantize_int8 import QuantizeInt8
+
+INTEGERS = {TensorProto.INT8, TensorProto.UINT8}
+
+
+def dialect(runtime="onnx", arch="x86_64", features=("avx512_vnni",)):
+    cpu = Cpu(arch=arch, cores=house.sourced(2), features=features)
+    return load_exporter(runtime).dialect(house.profile(runtime=runtime, cpu=cpu))
+
+
+def data_of(feeds, ids=None):
+    samples = house.MemorySamples(feeds) if ids is None else Named(feeds, ids)
+    empty = house.MemorySamples([])
+    return Dataset(
+        id="d", calibration=samples, training=empty, evaluation=empty, preprocessing={}, labels=(), findings=()
+    )
+
+
+class Named(house.MemorySamples):
+    def __init__(self, feeds, ids):
+        super().__init__(feeds)
+        self.names = ids
+
+    @property
+    def ids(self):
+        return self.names
+
+
+def quantize(tmp_path, model, feeds, *, rules=None, ids=None, **options):
+    data = None if feeds is None else data_of(feeds, ids)
+    return run_stage(QuantizeInt8(**options), model, tmp_path, data=data, dialect=rules or dialect())
+
+
+def run(model, feed):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    name_nodes(copy)  # onnxruntime refuses two nodes of one name
+    session = onnxruntime.InferenceSession(copy.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    wanted = {item.name for item in session.get_inputs()}
+    return session.run(None, {name: array for name, array in feed.items() if name in wanted})
+
+
+def worst_db(before, after, feeds):
+    ratios = []
+    for feed in feeds:
+        for a, b in zip(run(before, feed), run(after, feed), strict=True):
+            a, b = a.astype(np.float64), b.astype(np.float64)
+            assert np.isfinite(b).all()
+            noise = ((a - b) ** 2).sum()
+            ratios.append(np.inf if noise == 0 else 10 * np.log10((a**2).sum() / noise))
+    return min(ratios)
+
+
+def stored(model):
+    """Bytes of the model, and the share of the elements of its matrices that are integers."""
+    narrow = wide = 0
+    for graph in [model.graph, *(a.g for n in model.graph.node for a in n.attribute if a.HasField("g"))]:
+        for tensor in graph.initializer:
+            if len(tensor.dims) >= 2:
+                narrow += np.prod(tensor.dims) * (tensor.data_type in INTEGERS)
+                wide += np.prod(tensor.dims) * (tensor.data_type == TensorProto.FLOAT)
+    return model.ByteSize(), narrow / max(narrow + wide, 1)
+
+
+def zero_points(model):
+    names = {n.input[2] for n in model.graph.node if n.op_type in {"QuantizeLinear", "DequantizeLinear"}}
+    return [numpy_helper.to_array(t) for t in model.graph.initializer if t.name in names]
+
+
+def texts(facts, rule=""):
+    return [f["text"] for f in facts["findings"] if rule in f["rule"]]
+
+
+@pytest.mark.parametrize("name", kinds.BOUNDED)
+def test_it_is_right_on_every_kind_of_graph(name, tmp_path):
+    make, floor = kinds.BOUNDED[name]
+    model, feeds = make()
+    facts, made = quantize(tmp_path, model, feeds)
+    assert worst_db(model, made, feeds) >= floor
+    assert facts["coverage"]["precision"] == "w8a8"
+    if any(len(t.dims) >= 2 for t in model.graph.initializer):
+        assert facts["coverage"]["weights"] >= 0.9
+        assert stored(made)[1] >= 0.9
+    for left in facts["coverage"]["left_float"]:
+        assert any(f["node"] == left and left in f["text"] for f in facts["findings"]), "left float without a word"
+
+
+@pytest.mark.parametrize("name", ["residual CNN", "small transformer", "Q23 LSTM and GRU", "Q35 Einsum", "Gemm"])
+@pytest.mark.parametrize("runtime", ["tensorrt", "qnn"])
+def test_other_dialects_are_as_right(name, runtime, tmp_path):
+    make, floor = kinds.BOUNDED[name]
+    model, feeds = make()
+    facts, made = quantize(tmp_path, model, feeds, rules=dialect(runtime))
+    assert worst_db(model, made, feeds) >= floor
+    assert facts["coverage"]["weights"] >= 0.9
+
+
+def test_every_product_of_a_cnn_runs_on_an_integer_kernel(tmp_path):
+    model, feeds = kinds.residual_cnn()
+    facts, made = quantize(tmp_path, model, feeds)
+    ops = optimized_ops(made, tmp_path)
+    assert (ops["QLinearConv"], ops["QGemm"], ops["QLinearAdd"]) == (3, 1, 1)
+    assert not {"Conv", "FusedConv", "Gemm", "Clip", "Relu"} & set(ops)
+    assert facts["coverage"]["macs"] == 1
+    assert not texts(facts, "kernel")
+
+
+def test_a_model_for_arm_has_signed_activations_and_the_same_kernels(tmp_path):
+    model, feeds = kinds.residual_cnn()
+    _, made = quantize(tmp_path, model, feeds, rules=dialect(arch="aarch64", features=("dotprod",)))
+    assert {array.dtype for array in zero_points(made)} <= {np.dtype(np.int8), np.dtype(np.int32)}
+    assert optimized_ops(made, tmp_path, signed=True)["QLinearConv"] == 3
+
+
+def test_without_vnni_weights_have_seven_bits(tmp_path):
+    model, feeds = kinds.residual_cnn()
+    _, made = quantize(tmp_path, model, feeds, rules=dialect(features=("avx2",)))
+    peaks = [np.abs(numpy_helper.to_array(t)).max() for t in made.graph.initializer if t.data_type == TensorProto.INT8]
+    assert max(peaks) == 63
+
+
+def test_the_graph_for_tensorrt_follows_its_rules(tmp_path):
+    model, feeds = kinds.residual_cnn()
+    _, made = quantize(tmp_path, model, feeds, rules=dialect("tensorrt"))
+    assert all(array.dtype == np.int8 and not array.any() for array in zero_points(made))
+    makers = {name: n.op_type for n in made.graph.node for name in n.output}
+    readers = [n for n in made.graph.node if n.op_type in {"Conv", "Gemm"}]
+    assert all(makers[name] == "DequantizeLinear" for n in readers for name in n.input[:2])
+    floats = {t.name for t in made.graph.initializer if t.data_type == TensorProto.FLOAT}
+    assert all(n.input[2] in floats for n in readers if len(n.input) > 2), "biases stay float"
+    assert all(makers.get(n.input[0]) != "Conv" for n in made.graph.node if n.op_type == "QuantizeLinear"), "no Conv-Q"
+    skip = next(n for n in made.graph.node if n.name == "skip")
+    assert sorted(makers[name] for name in skip.input) == ["Conv", "DequantizeLinear"], "one branch on the grid"
+
+
+def test_symmetric_means_zero_points_of_zero_also_behind_softmax(tmp_path):
+    model, feeds = kinds.softmax_between()
+    _, made = quantize(tmp_path, model, feeds, rules=dialect("tensorrt"))
+    assert len(zero_points(made)) >= 4
+    assert not any(array.any() for array in zero_points(made))
+
+
+def test_sixteen_bit_activations_leave_weights_at_eight(tmp_path):
+    import dataclasses
+
+    model, feeds = kinds.old_opset()
+    wide = dataclasses.replace(dialect(), activation="uint16")
+    facts, made = quantize(tmp_path, model, feeds, rules=wide)
+    kept = {t.name: t.data_type for t in made.graph.initializer}
+    pairs = [n for n in made.graph.node if n.op_type == "QuantizeLinear"]
+    assert {kept[n.input[2]] for n in pairs} == {TensorProto.UINT16}
+    assert kept["W_quantized"] == TensorProto.INT8
+    assert facts["coverage"]["precision"] == "w8a16"
+    assert worst_db(model, made, feeds) >= 30
+
+
+def test_a_shared_weight_is_stored_once(tmp_path):
+    model, feeds = kinds.shared_weight()
+    _, made = quantize(tmp_path, model, feeds)
+    assert made.ByteSize() <= 0.45 * model.ByteSize()
+
+
+def test_a_bias_far_above_its_weights_is_not_clipped(tmp_path):
+    model, feeds = kinds.tiny_weights_large_bias()
+    _, made = quantize(tmp_path, model, feeds)
+    assert max(np.abs(run(model, f)[0] - run(made, f)[0]).max() for f in feeds) <= 0.05
+
+
+def test_a_channel_of_zeros_keeps_its_bias(tmp_path):
+    model, feeds = kinds.zero_channel()
+    facts, made = quantize(tmp_path, model, feeds)
+    assert np.abs(run(made, feeds[0])[0][0, 1] - 0.37).max() <= 0.05
+    assert "column 1 of axis 1" in texts(facts, "left-float")[0]
+
+
+def test_a_dead_tensor_is_told_and_right_once_it_lives(tmp_path):
+    for number, (kind, alive) in enumerate([(kinds.dead_relu, (3, 4)), (kinds.dead_relu_conv, (1, 4, 5, 5))]):
+        model, feeds = kind()
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        facts, made = quantize(folder, model, feeds, mode="static")
+        assert any("'r'" in text for text in texts(facts, "zero-range"))
+        assert worst_db(model, made, feeds) >= 20
+        assert any(n.op_type == "Relu" for n in made.graph.node)
+        living = {"x": -np.abs(kinds.normal(99, *alive)) / 3}
+        assert worst_db(model, made, [living]) >= 10, "negative inputs make the Relu alive"
+
+
+@pytest.mark.parametrize("deeper", [False, True])
+def test_a_detector_keeps_its_scores(deeper, tmp_path):
+    model, feeds = kinds.boxes_and_scores(deeper=deeper)
+    _, made = quantize(tmp_path, model, feeds)
+    for feed in feeds:
+        expected, found = run(model, feed)[0][:, 4:], run(made, feed)[0][:, 4:]
+        assert np.abs(expected - found).mean() <= 0.05
+        assert len(np.unique(found)) > 10
+
+
+def test_samples_that_are_not_finite_are_all_named(tmp_path):
+    model, feeds = kinds.old_opset()
+    feeds[3]["x"][0, 0, 0, 0], feeds[5]["x"][0, 1, 2, 2] = np.nan, np.inf
+    with pytest.raises(InputError) as caught:
+        quantize(tmp_path, model, feeds, ids=[f"{i:03}.npz" for i in range(8)])
+    assert "003.npz" in caught.value.text
+    assert "005.npz" in caught.value.text
+
+
+def test_a_quantized_model_is_refused(tmp_path):
+    model, feeds = kinds.residual_cnn()
+    _, made = quantize(tmp_path, model, feeds)
+    again = tmp_path / "again"
+    again.mkdir()
+    with pytest.raises(InputError, match="already quantized"):
+        quantize(again, made, feeds)
+
+
+def test_weights_in_branches_and_odd_operators_are_told(tmp_path):
+    expected = {
+        kinds.weight_in_branch: ("subgraph", 0.35),
+        kinds.recurrent: ("GRU", 0.45),
+        kinds.einsum: ("Einsum", 0.35),
+    }
+    for number, (kind, (word, ratio)) in enumerate(expected.items()):
+        model, feeds = kind()
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        facts, made = quantize(folder, model, feeds)
+        assert any(word in text for text in texts(facts, "left-float"))
+        assert made.ByteSize() <= ratio * model.ByteSize()
+        assert facts["coverage"]["macs"] == 0, "it is not claimed that integers were multiplied"
+
+
+def test_bfloat16_is_converted_and_told(tmp_path):
+    model, feeds = kinds.brain_float()
+    facts, made = quantize(tmp_path, model, feeds)
+    assert any("bfloat16" in text for text in texts(facts, "widened"))
+    assert facts["graphs"][MAIN]["inputs"][0]["dtype"] == "float32"
+    weight = numpy_helper.to_array(model.graph.initializer[0]).astype(np.float32)
+    expected = np.maximum(feeds[0]["x"] @ weight, 0)
+    assert np.abs(run(made, feeds[0])[0] - expected).max() < 0.1
+
+
+def test_an_unknown_operator_is_named(tmp_path):
+    nodes = [kinds.node("MatMul", ["x", "W"], ["a"])]
+    nodes.append(onnx.helper.make_node("MyGelu", ["a"], ["y"], name="custom", domain="acme.ops"))
+    model = kinds.build(
+        nodes, [kinds.value("x", [1, 8])], [kinds.value("y", [1, 8])], {"W": kinds.normal(0, 8, 8)}, extra=("acme.ops",)
+    )
+    with pytest.raises(UnsupportedError, match=r"acme\.ops::MyGelu") as caught:
+        quantize(tmp_path, model, kinds.draws(4, x=(1, 8)))
+    assert "custom" in caught.value.where
+
+
+def test_nothing_to_quantize_is_refused(tmp_path):
+    model = kinds.build([kinds.node("Relu", ["x"], ["y"])], [kinds.value("x", [4])], [kinds.value("y", [4])], {})
+    with pytest.raises(UnsupportedError, match="nothing in the model"):
+        quantize(tmp_path, model, kinds.draws(4, x=(4,)))
+
+
+def test_without_data_static_ranges_are_refused_and_dynamic_ones_are_marked_unchecked(tmp_path):
+    cnn, mlp = kinds.residual_cnn()[0], kinds.softmax_between()[0]
+    with pytest.raises(UsageError, match="calibration samples") as caught:
+        quantize(tmp_path, cnn, None)
+    assert "--data" in caught.value.remedy
+    folder = tmp_path / "mlp"
+    folder.mkdir()
+    facts, made = quantize(folder, mlp, None)
+    assert "MatMulInteger" in {n.op_type for n in made.graph.node}
+    assert texts(facts, "unchecked")
+    assert facts["coverage"]["macs"] == 1
+
+
+def test_a_node_that_ruins_the_output_is_left_float_alone(tmp_path):
+    """One activation has a rare huge value: its product cannot be int8, the others can."""
+    constants = {
+        name: np.eye(16, dtype=np.float32) * 0.9 + kinds.normal(i, 16, 16) / 30 for i, name in enumerate("ABCD")
+    }
+    constants |= {"bump": np.eye(1, 16, dtype=np.float32)[0] * 3e4, "dent": np.eye(1, 16, dtype=np.float32)[0] * -3e4}
+    nodes = [
+        kinds.node("Conv", ["x", "A4"], ["a"], name="first"),
+        kinds.node("Add", ["a", "bump4"], ["p"]),
+        kinds.node("Conv", ["p", "B4"], ["q"], name="victim"),
+        kinds.node("Conv", ["q2", "C4"], ["y"], name="last"),
+    ]
+    four = {name + "4": constants[name].reshape(16, 16, 1, 1) for name in "ABC"}
+    four["bump4"] = constants["bump"].reshape(1, 16, 1, 1)
+    four["back4"] = -(constants["B"] @ constants["bump"]).reshape(1, 16, 1, 1)
+    nodes.insert(3, kinds.node("Add", ["q", "back4"], ["q2"]))
+    model = kinds.build(nodes, [kinds.value("x", [1, 16, 4, 4])], [kinds.value("y", [1, 16, 4, 4])], four)
+    feeds = kinds.draws(20, x=(1, 16, 4, 4))
+    facts, made = quantize(tmp_path, model, feeds)
+    assert facts["coverage"]["left_float"] == ["victim"]
+    assert worst_db(model, made, feeds) >= 20
+    finding = next(f for f in facts["findings"] if f["node"] == "victim")
+    assert finding["severity"] == "warning"
+    assert "below 10 dB" in finding["text"]
+
+
+def test_skip_leaves_named_nodes_and_types_float(tmp_path):
+    model, feeds = kinds.residual_cnn()
+    facts, made = quantize(tmp_path, model, feeds, skip=("st*", "Gemm"))
+    assert facts["coverage"]["left_float"] == ["stem", "head"]
+    floats = {t.name for t in made.graph.initializer if t.data_type == TensorProto.FLOAT}
+    assert {"W1", "G"} <= floats
+
+
+def test_options_are_checked():
+    with pytest.raises(UsageError, match="unknown method 'minimax'") as caught:
+        QuantizeInt8(method="minimax")
+    assert "minmax" in caught.value.remedy
+    with pytest.raises(UsageError, match="unknown mode"):
+        QuantizeInt8(mode="dynamical")
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile", "mse", "entropy"])
+def test_every_range_method_gives_a_good_cnn(method, tmp_path):
+    model, feeds = kinds.residual_cnn()
+    facts, made = quantize(tmp_path, model, feeds, method=method)
+    assert facts["quantization"]["method"] == method
+    assert worst_db(model, made, feeds) >= 15
+
+
+def test_the_choice_is_recorded_with_what_it_was_measured_on(tmp_path):
+    model, feeds = kinds.small_transformer()
+    facts, _ = quantize(tmp_path, model, feeds)
+    chosen = facts["quantization"]
+    assert chosen["form"] in chosen["why"]
+    assert "4 held-out calibration samples" in chosen["why"]
+    assert chosen["candidates"]
+    assert chosen["outputs"]["y"]["sqnr_db"] >= 20
+
+
+def test_other_files_of_the_artifact_come_along(tmp_path):
+    model, feeds = kinds.softmax_between()
+    folder, out = tmp_path / "in", tmp_path / "out"
+    artifact = onnx_artifact(model, folder)
+    (folder / "sub").mkdir()
+    (folder / "sub" / "tokenizer.json").write_text("{}")
+    out.mkdir()
+    inputs = Inputs(artifact=artifact, folder=folder, profile=house.profile(), data=data_of(feeds), dialect=dialect())
+    QuantizeInt8().run(inputs, out, Context(scratch=tmp_path))
+    assert (out / "sub" / "tokenizer.json").read_text() == "{}"
+
+
+def test_external_weights_are_read_where_they_lie(tmp_path):
+    model, feeds = kinds.softmax_between()
+    folder, out = tmp_path / "in", tmp_path / "out"
+    artifact = onnx_artifact(model, folder)
+    onnx.save(
+        model,
+        folder / MAIN,
+        save_as_external_data=True,
+        location="model.onnx.data",
+        size_threshold=0,
+        convert_attribute=False,
+    )
+    out.mkdir()
+    inputs = Inputs(artifact=artifact, folder=folder, profile=house.profile(), data=data_of(feeds), dialect=dialect())
+    facts = QuantizeInt8().run(inputs, out, Context(scratch=tmp_path))
+    assert facts["coverage"]["weights"] == 1
+    assert sorted(path.name for path in out.iterdir()) == [MAIN]
+    assert worst_db(kinds.softmax_between()[0], onnx.load(out / MAIN), feeds) >= 20
+
+
+MEMORY = """
+import json, resource, sys
+import numpy as np
+sys.path[:0] = json.loads(sys.argv[1])
+import house, kinds
+from contract import onnx_artifact
+from edgekit.data import Dataset
+from edgekit.exporter import load_exporter
+from edgekit.stage import Context, Inputs
+from edgekit.stages.quantize_int8 import QuantizeInt8
+from pathlib import Path
+
+class Drawn(house.MemorySamples):
+    def sample(self, index):
+        return {"x": kinds.normal(index, 1, 16, 256, 256)}
+
+nodes, constants, last = [], {}, "x"
+for i in range(6):
+    constants[f"W{i}"] = kinds.normal(i, 16, 16, 1, 1) / 4
+    nodes.append(kinds.node("Conv", [last, f"W{i}"], [f"c{i}"]))
+    last = f"c{i}"
+model = kinds.build(nodes, [kinds.value("x", [1, 16, 256, 256])], [kinds.value(last, [1, 16, 256, 256])], constants)
+folder = Path(sys.argv[2])
+artifact = onnx_artifact(model, folder / "in")
+(folder / "out").mkdir()
+samples = Drawn([None] * int(sys.argv[3]))
+empty = house.MemorySamples([])
+data = Dataset(id="d", calibration=samples, training=empty, evaluation=empty, preprocessing={}, labels=(), findings=())
+profile = house.profile()
+inputs = Inputs(artifact=artifact, folder=folder / "in", profile=profile, data=data,
+                dialect=load_exporter("onnx").dialect(profile))
+QuantizeInt8(method=sys.argv[4]).run(inputs, folder / "out", Context(scratch=folder))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["minmax", "entropy"])
+def test_memory_does_not_grow_with_samples(method, tmp_path):
+    path = json.dumps([entry for entry in sys.path if entry])
+
+    def peak(count):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        argv = [sys.executable, "-c", textwrap.dedent(MEMORY), path, str(folder), str(count), method]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    assert peak(60) <= 1.2 * peak(6)
