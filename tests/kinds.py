@@ -333,6 +333,22 @@ def gemm(**attributes: Any) -> Kind:
     return build(nodes, [value("x", shape)], [value("y", [4, 6])], constants), feeds
 
 
+def matrix_and_bias() -> Kind:
+    """Products of matrices with their biases in Adds, as torch exports Linear layers."""
+    constants = {"W": normal(42, 12, 16), "b": normal(43, 16), "V": normal(44, 16, 5), "c": normal(45, 5)}
+    nodes = [
+        node("Conv", ["x", "K"], ["k"]),
+        node("Flatten", ["k"], ["f"]),
+        node("MatMul", ["f", "W"], ["a"]),
+        node("Add", ["b", "a"], ["h"]),
+        node("Relu", ["h"], ["r"]),
+        node("MatMul", ["r", "V"], ["m"]),
+        node("Add", ["m", "c"], ["y"]),
+    ]
+    constants["K"] = normal(46, 3, 4, 7, 7) / 7
+    return build(nodes, [value("x", [1, 4, 8, 8])], [value("y", [1, 5])], constants), draws(24, x=(1, 4, 8, 8))
+
+
 def function_inside() -> Kind:
     """The product stands in a local function of the model."""
     body = helper.make_function(
@@ -437,6 +453,7 @@ BOUNDED: dict[str, tuple[Callable[[], Kind], float]] = {
     "Gemm": (gemm, 25),
     "Gemm factors": (lambda: gemm(alpha=0.5, beta=2.0, transB=1), 25),
     "Gemm transA": (lambda: gemm(transA=1), 25),
+    "MatMul and Add": (matrix_and_bias, 20),
     "local function": (function_inside, 25),
     "Constant node": (constant_node_weight, 25),
     "residual CNN": (residual_cnn, 20),

@@ -109,6 +109,14 @@ def test_every_product_of_a_cnn_runs_on_an_integer_kernel(tmp_path):
     assert not texts(facts, "kernel")
 
 
+def test_products_with_a_bias_behind_them_run_on_integer_kernels_too(tmp_path):
+    model, feeds = kinds.matrix_and_bias()
+    facts, made = quantize(tmp_path, model, feeds)
+    ops = optimized_ops(made, tmp_path)
+    assert (ops["QLinearConv"], ops["QGemm"]) == (1, 2)
+    assert not texts(facts, "kernel")
+
+
 def test_a_model_for_arm_has_signed_activations_and_the_same_kernels(tmp_path):
     model, feeds = kinds.residual_cnn()
     _, made = quantize(tmp_path, model, feeds, rules=dialect(arch="aarch64", features=("dotprod",)))

@@ -132,6 +132,14 @@ class Planner:
 
     def tensors(self) -> list[str]:
         """Return every tensor that a plan may need a range of, in a fixed order."""
+        found = dict.fromkeys(self.product_tensors())
+        for node in self.index.graph.node if self.dialect.carry else ():
+            if is_standard(node, *self.dialect.carry):
+                found.update(dict.fromkeys(name for name in node.output if name))
+        return list(found)
+
+    def product_tensors(self) -> list[str]:
+        """Return what products read, and make when their outputs are quantized, in a fixed order."""
         found: dict[str, None] = {}
         for node in self.compute_nodes():
             for position, name in enumerate(node.input[:2]):
@@ -139,10 +147,6 @@ class Planner:
                     found[name] = None
             if self.dialect.quantize_outputs:
                 found[tail_of(self.index, node)[0]] = None
-        if self.dialect.carry:
-            for node in self.index.graph.node:
-                if is_standard(node, *self.dialect.carry):
-                    found.update(dict.fromkeys(name for name in node.output if name))
         return list(found)
 
     def plan(
