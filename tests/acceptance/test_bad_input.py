@@ -11,8 +11,9 @@ import subprocess
 import numpy as np
 import onnx
 import pytest
-from command import ROOT
 from onnx import TensorProto, helper, numpy_helper
+
+from command import ROOT
 from onnx_models import linear, save, tensor
 
 CASES = ROOT / "tests" / "cases"
