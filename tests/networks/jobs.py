@@ -10,7 +10,7 @@ from edgekit.errors import UnsupportedError
 
 
 def echo(arguments, _tell):
-    print("noise that must not mix with the protocol")
+    sys.stdout.write("noise that must not mix with the protocol\n")
     os.write(1, b"noise from below Python\n")
     return {
         "got": arguments,
@@ -34,7 +34,8 @@ def bug(_arguments, _tell):
 
 
 def dies(arguments, _tell):
-    print("last words", file=sys.stderr, flush=True)
+    sys.stderr.write("last words\n")
+    sys.stderr.flush()
     os.kill(os.getpid(), getattr(signal, arguments["signal"]))
 
 

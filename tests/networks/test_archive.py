@@ -282,11 +282,14 @@ def test_sample_inputs_that_need_pickle_are_refused(good, tmp_path):
 
     buffer = io.BytesIO()
     torch.save(((Evil(),), {}), buffer)
-    out = tmp_path / "artifact"
-    out.mkdir()
+    (tmp_path / "samples").write_bytes(rewrite_samples(good, tmp_path, buffer.getvalue()))
     with pytest.raises(InputError, match="sample inputs need pickle"):
-        program.intake_program(put(tmp_path / "x.pt2", {**members(good), SAMPLES: buffer.getvalue()}), out)
+        program._samples(exported(), tmp_path / "samples")
     assert not (tmp_path / "ran").exists()
+
+
+def rewrite_samples(good, tmp_path, data):
+    return rewrite(put(tmp_path / "x.pt2", {**members(good), SAMPLES: data}), tmp_path / "out.pt2")
 
 
 def test_a_program_in_training_mode_is_refused(tmp_path):

@@ -137,7 +137,7 @@ def test_a_decision_by_data_is_never_traced(tmp_path, monkeypatch):
 
 
 def test_a_constant_that_a_trace_took_from_the_data_is_found(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="no export computes what the model does.*differs from torch"):
+    with pytest.raises(InputError, match=r"no export computes what the model does.*differs from torch"):
         captured(named(Leaking(), torch.rand(1, 3) + 1), tmp_path / "out", monkeypatch)
 
 
@@ -237,6 +237,7 @@ def language(tmp_path_factory):
     return folder.parent / "artifact"
 
 
+@pytest.mark.slow
 def test_a_language_model_has_its_axes_and_one_embedding(language, tmp_path):
     (tmp_path / "out").mkdir()
     arguments = {"folder": str(language), "out": str(tmp_path / "out"), "opset": 18, "dynamic": True}

@@ -28,7 +28,9 @@ BART = {
 def llama():
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(**TEXT, num_key_value_heads=2, tie_word_embeddings=True))
+    return LlamaForCausalLM(
+        LlamaConfig(**{**TEXT, "num_hidden_layers": 1}, num_key_value_heads=2, tie_word_embeddings=True)
+    )
 
 
 def mistral():
@@ -133,8 +135,8 @@ def test_a_decoder_with_its_cache_is_one_graph(tmp_path):
     }
     assert shapes["input_ids"] == ["batch", "sequence"]
     assert shapes["attention_mask"] == ["batch", "total_sequence"]
-    assert shapes["past_key_values.1.value"] == ["batch", 2, "past_sequence", 8]
-    assert shapes["present.1.value"] == ["batch", 2, "total_sequence", 8]
+    assert shapes["past_key_values.0.value"] == ["batch", 2, "past_sequence", 8]
+    assert shapes["present.0.value"] == ["batch", 2, "total_sequence", 8]
     assert shapes["logits"] == ["batch", "sequence", 100]
     checked = facts["capture"]["model.onnx"]["checked"]
     assert 0 in {check["past_sequence"] for check in checked}, "an empty past is among what is compared"

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 MOST_AT_ONCE = 256 << 20
 """Bytes of inner tensors that one run may give out; more are collected in several passes."""
 
+MOST_KEPT = 32 << 20
+"""Bytes of the original's outputs that are kept while candidates are compared with them."""
+
 LARGE = 1 << 29
 """Bytes of weights above which onnxruntime keeps no second copy of them in another layout."""
 
@@ -154,18 +157,18 @@ def collect(
         bad: dict[str, str] = {}
         for index in range(len(samples)):
             feed, name = samples.sample(index), samples.ids[index]
-            if problem := _problem(feed, "input"):
+            if problem := problem_in(feed, "input"):
                 bad[name] = problem
                 continue
             outputs = run(session, feed, sample=name)
-            if problem := _problem({item.name: outputs[item.name] for item in model.graph.output}, "output"):
+            if problem := problem_in({item.name: outputs[item.name] for item in model.graph.output}, "output"):
                 bad[name] = problem
                 continue
             meters = found.held if index in held_out else found.fit
             for tensor in group:
                 meters[tensor].add(np.asarray(outputs[tensor], np.float32))
             tell(number * len(samples) + index + 1, len(groups) * len(samples))
-        _refuse(bad)
+        refuse_bad(bad)
     return found
 
 
@@ -181,7 +184,8 @@ def _groups(sizes: dict[str, int]) -> list[list[str]]:
     return groups
 
 
-def _problem(feed: Feed, side: str) -> str:
+def problem_in(feed: Feed, side: str) -> str:
+    """Say what makes the tensors of one side (`input`, `output`) of a sample unusable; empty: nothing does."""
     for name, array in feed.items():
         values = np.asarray(array)
         if values.dtype.kind == "f" and (np.isnan(values).any() or (side == "input" and np.isinf(values).any())):
@@ -190,7 +194,8 @@ def _problem(feed: Feed, side: str) -> str:
     return ""
 
 
-def _refuse(bad: dict[str, str]) -> None:
+def refuse_bad(bad: dict[str, str]) -> None:
+    """Raise an InputError that names the samples (name -> problem) that cannot be used, if there are any."""
     if not bad:
         return
     listed = ", ".join(f"{name} ({problem})" for name, problem in list(bad.items())[:_NAMED])
@@ -216,7 +221,7 @@ class Reference:
         self._session = session
         self._samples = samples
         self._kept: dict[int, Feed] = {}
-        self._room = MOST_AT_ONCE
+        self._room = MOST_KEPT
 
     def outputs(self, index: int) -> Feed:
         """Return the original's outputs on a sample."""

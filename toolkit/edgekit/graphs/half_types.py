@@ -14,11 +14,8 @@ if TYPE_CHECKING:
 HALF_MAX = 65504.0
 """The largest float16."""
 
-SMALLEST_NORMAL = 2.0**-14
-"""Below, float16 has fewer than 11 significant bits."""
-
-SMALLEST = 2.0**-24
-"""The smallest positive float16."""
+SMALLEST_USEFUL = 2.0**-19
+"""Below, float16 has fewer than 6 significant bits."""
 
 MOST_EXACT = 2048
 """Up to here float16 holds every integer."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from edgekit.data import Samples
 
-_CHANNELS_SECOND = frozenset({"Conv", "ConvTranspose", "MaxPool", "AveragePool", "BatchNormalization"})
+_CHANNELS_SECOND = frozenset({"Conv", "ConvTranspose"})
 
 
 @dataclass(frozen=True, kw_only=True)

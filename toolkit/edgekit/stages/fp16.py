@@ -20,11 +20,12 @@ from edgekit.graphs.edit import load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
 from edgekit.graphs.half_masks import MASK, describe, softened
 from edgekit.graphs.half_plan import HalfPlan, HalfPlanner
-from edgekit.graphs.half_search import HalfSearch, faults, kept_findings
+from edgekit.graphs.half_search import HalfSearch, faults, half_coverage, kept_findings
 from edgekit.graphs.half_sums import largest_sums
 from edgekit.graphs.half_types import HalfTypes
 from edgekit.graphs.half_write import HalfDraft
 from edgekit.graphs.original import open_original
+from edgekit.graphs.qdq import ENOUGH
 from edgekit.graphs.seeded import SeededSamples
 from edgekit.stage import Context, Inputs
 
@@ -43,6 +44,7 @@ class Fp16:
         io: type of the model's float inputs and outputs.
         floor: lowest signal-to-noise ratio in dB that an output may have when everything is rounded to float16; nodes
             are kept in float32 until it holds.
+        aim: ratio for which nodes are kept too, as long as 90 % of weights and products are float16.
     """
 
     name: ClassVar[str] = "fp16"
@@ -55,7 +57,8 @@ class Fp16:
 
     keep: tuple[str, ...] = ()
     io: Literal["fp32", "fp16"] = "fp32"
-    floor: float = 35.0
+    floor: float = 20.0
+    aim: float = 35.0
 
     def __post_init__(self) -> None:
         """Check the options; UsageError for an unknown word."""
@@ -81,7 +84,7 @@ class Fp16:
             )
         source = canonical(path)
         job = _Job(self, inputs, source, context)
-        plan, distances = job.decide()
+        plan, distances = job.decide(path)
         model = HalfDraft(job.source, job.types, plan, io=self.io).finished()
         model.ir_version = min(model.ir_version, inputs.profile.graph.max_ir)
         save_model(model, out / MAIN, source=source.folder)
@@ -134,7 +137,7 @@ class _Job:
         """Whether there are real samples to judge by."""
         return not isinstance(self.samples, SeededSamples)
 
-    def decide(self) -> tuple[HalfPlan, Mapping[str, Any]]:
+    def decide(self, path: Path) -> tuple[HalfPlan, Mapping[str, Any]]:
         """Plan, and keep more nodes in float32 until the floor holds."""
         keep = dict.fromkeys(self.stage.keep, "the option keep names it")
         search = HalfSearch(
@@ -145,12 +148,15 @@ class _Job:
             samples=self.samples,
             threads=self.context.threads,
         )
-        return search.settle(keep, self.stage.floor)
+        floor, aim = self.stage.floor, max(self.stage.aim, self.stage.floor)
+        return search.settle(keep, floor=floor, aim=aim, covers=lambda plan: self._covers(plan, path))
+
+    def _covers(self, plan: HalfPlan, path: Path) -> bool:
+        facts = self.coverage(plan, path)
+        return min(float(facts["weights"]), float(facts["macs"])) >= ENOUGH
 
     def coverage(self, plan: HalfPlan, path: Path) -> dict[str, Any]:
         """Measure a plan: share of weights stored in float16 and of multiply-accumulates computed in it."""
-        from edgekit.graphs.half_search import half_coverage
-
         shapes = {name: array.shape for name, array in self.samples.sample(0).items()}
         return half_coverage(self.source, self.types, plan, path, shapes)
 

@@ -97,7 +97,7 @@ class QuantizeInt8:
         findings = [
             *told,
             *left_float_findings(trial.plan, job.planner, facts, job.modes(choice.form)[1]),
-            *dead_findings(job.statistics.all()),
+            *dead_findings(job.statistics.all(), job.planner),
             *kernels,
             *_shortfalls(trial, self.floor, judged=not isinstance(samples, SeededSamples)),
         ]
