@@ -140,7 +140,7 @@ class _Draft:
         tensor = onnx.numpy_helper.from_array(np.ascontiguousarray(values), name)
         self.graphs[owner].initializer.append(tensor)
 
-    # --- onnxruntime's operators ---------------------------------------------------------------------------------------
+    # --- onnxruntime's operators -------------------------------------------------------------------------------------
 
     def _write_contrib(self, weight: BlockWeight, codes: BlockCodes) -> None:
         from onnx import TensorProto, helper
@@ -293,9 +293,7 @@ class _Draft:
         self.head.setdefault(owner, []).append(made)
         return out
 
-    def _integers(
-        self, codes: npt.NDArray[np.uint8], bits: int, name: str, owner: int, *, symmetric: bool
-    ) -> None:
+    def _integers(self, codes: npt.NDArray[np.uint8], bits: int, name: str, owner: int, *, symmetric: bool) -> None:
         from onnx import TensorProto, helper
 
         values = signed(codes, bits) if symmetric else codes

@@ -25,7 +25,7 @@ class ChannelScales:
     """Factors of the input channels of layers that read the same tensor.
 
     Attributes:
-        factors: `[K]`: columns of the weights are multiplied by them, the input is divided; all ones when no power helps.
+        factors: `[K]`: columns of the weights are multiplied by them, the input is divided; all ones: no power helps.
         power: the exponent that was chosen.
         error: summed squared error of the outputs with it, on rounded-to-nearest weights.
         plain: the same without factors.
