@@ -73,9 +73,7 @@ def models(float_model: Path, calibration: Callable[[], Reader], folder: Path) -
     for number, (name, options) in enumerate(SCHEMES.items()):
         file = folder / f"{number}.onnx"
         weight = quantization.QuantType.QInt8
-        quantization.quantize_static(
-            float_model, file, calibration(), per_channel=True, weight_type=weight, **options
-        )
+        quantization.quantize_static(float_model, file, calibration(), per_channel=True, weight_type=weight, **options)
         yield name, file
 
 
@@ -102,7 +100,7 @@ def main() -> None:
         for name, runner in sessions.items():
             start = time.perf_counter()
             runner.run(None, {"x": x})
-            if turn >= 20:  # noqa: PLR2004 - warm-up
+            if turn >= 20:
                 times[name].append((time.perf_counter() - start) * 1000)
     base = hits["float32"]
     print(f"{'':38}  accuracy  drop +- SE, points  bytes     ms, batch 1")

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-pytest_plugins = ["sshd"]
+pytest_plugins = ["sshd", "command"]
 
 PROGRAMS = {"openssh-server": "sshd"}
 """Package of tests/system-packages.txt -> a program that it brings."""

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import house
 import onnx
 
+import house
 from edgekit.artifact import MAIN, Artifact, canonical_json, sha256_file
 from edgekit.data import Dataset
 from edgekit.dialect import Dialect

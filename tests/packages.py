@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from house import profile
 from onnx import TensorProto, helper, numpy_helper
 
 from edgekit.artifact import Artifact, Step, sha256_file
@@ -15,6 +14,7 @@ from edgekit.budget import Check, Verdict
 from edgekit.package import Package, write_package
 from edgekit.payload import Contents, GoldenSamples
 from edgekit.target import Bundle, Feed
+from house import profile
 
 LABELS = ("cat", "dog", "owl")
 VERDICT = Verdict(

@@ -65,9 +65,9 @@ def test_a_page_that_says_how_to_add_something_is_right(page, tmp_path):
             extend_table(tmp_path / file, table, body)
         elif language == "console":
             for line in filter(None, body.splitlines()):
-                words = shlex.split(line)
-                assert words[0] == "edgekit", f"{page.name}: only edgekit's own commands: {line}"
-                call([sys.executable, "-m", "edgekit", *words[1:]])
+                program, *arguments = shlex.split(line)
+                assert program == "edgekit", f"{page.name}: only edgekit's own commands: {line}"
+                call([sys.executable, "-m", "edgekit", *arguments])
                 ran += 1
     assert ran, f"{page.name} has nothing that runs"
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packages import LABELS, contents, feeds, outputs, save_model, tiny_package
 
 from edgekit import bundle
 from edgekit.bundle import Limits, member, read_bundle, write_bundle
@@ -25,6 +24,7 @@ from edgekit.package import extract_package, read_package, write_package
 from edgekit.payload import GoldenSamples
 from edgekit.signing import generate_key
 from edgekit.target import Bundle
+from packages import LABELS, contents, feeds, outputs, save_model, tiny_package
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import ClassVar
 
-import house
 import pytest
 
+import house
 from edgekit import events
 from edgekit.dialect import Dialect
 from edgekit.errors import InputError, UnsupportedError, UsageError
+from edgekit.housekeeping import prune
 from edgekit.pipeline import Pipeline, Score, merge
 from edgekit.plan import Given, make_plan
 from edgekit.recipe import parse_recipe
@@ -180,7 +181,7 @@ def test_threads_and_listeners_are_not_part_of_the_key(store, exporter):
 def test_a_pruned_artifact_is_made_again(store, exporter):
     plan = plan_of("[[stage]]\nuse='shrink'", exporter)
     made = pipeline(store).run(plan, source(store), size_score(store))
-    store.prune(max_bytes=0)
+    prune(store, max_bytes=0)
     assert pipeline(store).run(plan, source(store), size_score(store)) == made
     assert RAN["shrink"] == 2
 
@@ -244,6 +245,32 @@ def test_the_best_alternative_within_the_budget_is_kept(store, exporter):
     assert "cannot shrink" in told["refused"]["broken"]
     made = pipeline(store).run(plan_of(CHOICE, exporter), source(store), size_score(store))
     assert len((store.folder(made.id) / "model.onnx").read_bytes()) == 5
+
+
+HALF_OR_NOT = """
+[[choose]]
+[[choose.option]]
+name = "half"
+[[choose.option.stage]]
+use = "halve"
+[[choose.option]]
+name = "whole"
+[[choose.option.stage]]
+use = "shrink"
+"""
+
+
+def test_an_alternative_that_the_device_does_not_run_is_left_out_and_told(store, exporter):
+    profile = house.profile(precisions=("fp32",))
+    plan = plan_of(HALF_OR_NOT, exporter, profile=profile)
+    assert "  not half: test-device does not run fp16" in plan.lines()
+    pipe = pipeline(store, profile=profile)
+    pipe.run(plan, source(store), size_score(store))
+    assert pipe.runs[-1].facts["chosen"] == "whole"
+    assert pipe.runs[-1].facts["refused"] == {"half": "test-device does not run fp16"}
+    assert RAN == {"shrink": 1}
+    with pytest.raises(UnsupportedError, match=r"half: .*fp16"):
+        plan_of(HALF_OR_NOT.split('[[choose.option]]\nname = "whole"', maxsplit=1)[0], exporter, profile=profile)
 
 
 def test_no_alternative_at_all_is_unsupported(store, exporter):

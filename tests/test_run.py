@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
-from packages import artifact, color_package, feeds, outputs, save_model, tiny_package
 from PIL import Image
 
 from edgekit.errors import InputError, IntegrityError, UsageError
 from edgekit.run import label_outputs, run_package
 from edgekit.signing import generate_key
 from edgekit.target import Bundle
+from packages import artifact, color_package, feeds, outputs, save_model, tiny_package
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from packages import feeds, outputs, save_model, tiny_package
 
 from edgekit import jobs, verify
 from edgekit.errors import InputError, IntegrityError, TargetError
@@ -16,6 +15,7 @@ from edgekit.payload import GoldenSamples
 from edgekit.signing import generate_key
 from edgekit.target import Bundle
 from edgekit.verify import verify_package
+from packages import feeds, outputs, save_model, tiny_package
 
 
 @pytest.fixture(scope="module")

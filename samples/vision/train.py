@@ -22,6 +22,7 @@ from samples.vision.network import FashionNet, build
 
 HERE = Path(__file__).resolve().parent
 BATCH = 128
+MIRRORED = 0.5
 
 
 def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -29,7 +30,7 @@ def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     padded = functional.pad(images, (2, 2, 2, 2), value=float(images.min()))
     top, left = (int(v) for v in torch.randint(0, 5, (2,), generator=generator))
     moved = padded[:, :, top : top + 28, left : left + 28]
-    mirror = torch.rand(len(images), generator=generator) < 0.5
+    mirror = torch.rand(len(images), generator=generator) < MIRRORED
     return torch.where(mirror[:, None, None, None], moved.flip(3), moved)
 
 
@@ -73,6 +74,9 @@ def train(epochs: int) -> FashionNet:
         spent = time.process_time() - start
         print(f"epoch {epoch + 1}/{epochs}  loss {np.mean(losses):.4f}  {spent:.0f} CPU s", flush=True)
     trained: FashionNet = average.module
+    for name, counter in trained.named_buffers():
+        if name.endswith("num_batches_tracked"):
+            counter.zero_()  # steps of training mean nothing to a moving average
     return trained.to(memory_format=torch.contiguous_format).eval()
 
 

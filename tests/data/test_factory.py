@@ -60,6 +60,39 @@ def test_all_forms_give_the_same_samples(write, form):
     assert (found.evaluation.labels is not None) == any(word in form for word in ("pairs", "labels", "torch"))
 
 
+BATCHES = {
+    "list of batches": "def make(): return [(np.full((5, 4), i, np.float32), np.arange(5)) for i in range(6)]",
+    "iterator of batches": """
+        def make():
+            for i in range(6): yield {'x': np.full((5, 4), i, np.float32)}, np.arange(5)
+    """,
+    "as a DataLoader": "def make():\n    for i in range(6): yield [np.full((5, 4), i, np.float32), np.arange(5)]",
+}
+
+
+@pytest.mark.parametrize("form", BATCHES)
+def test_batches_are_split_into_samples(write, form):
+    found = open_dataset(write(BATCHES[form]), SPEC)
+    assert (len(found.calibration), len(found.evaluation)) == (15, 15)
+    for index, name in enumerate(found.evaluation.ids):
+        number = int(name.partition("[")[2][:-1])
+        assert found.evaluation.sample(index)["x"].tolist() == [[number // 5] * 4]
+        assert found.evaluation.labels[index] == number % 5
+
+
+def test_a_vector_of_targets_is_one_label(write):
+    body = "def make(): return [(np.full(4, i, np.float32), np.arange(4) + 0.5) for i in range(30)]"
+    found = open_dataset(write(body), SPEC)
+    assert len(found.evaluation) == 15
+    assert found.evaluation.labels.tolist() == [[0.5, 1.5, 2.5, 3.5]] * 15
+
+
+def test_batches_after_single_samples_are_refused(write):
+    body = "def make(): return [np.zeros((1, 4), np.float32), np.zeros((2, 4), np.float32)]"
+    with pytest.raises(InputError, match="sample 1 has 2 rows"):
+        open_dataset(write(body), SPEC)
+
+
 def test_the_id_is_that_of_the_content(write):
     assert open_dataset(write(BODIES["generator"]), SPEC).id == open_dataset(write(BODIES["list of feeds"]), SPEC).id
 
@@ -83,7 +116,8 @@ def test_a_declared_preprocessing_is_applied(write):
     np.testing.assert_allclose(found.calibration.sample(2)["x"], np.full((1, 3, 4, 5), 2 / 255), rtol=1e-5)
     batch = "def make(): return [np.full((2, 8, 10, 3), i, np.uint8) for i in range(3)]"
     found = open_dataset(write(batch), model, preprocessing={"kind": "image"})
-    assert found.calibration.sample(2)["x"].shape == (2, 3, 4, 5)
+    assert len(found.calibration) == 6
+    np.testing.assert_allclose(found.calibration.sample(5)["x"], np.full((1, 3, 4, 5), 2 / 255), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

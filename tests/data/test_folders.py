@@ -166,12 +166,13 @@ def test_links_to_nowhere_and_pipes_are_not_read(tmp_path):
     assert len(open_dataset(str(tmp_path), SPEC).calibration) == 3
 
 
-@pytest.mark.parametrize("name", ["bilder-größe", "写真", "with space"])
+@pytest.mark.parametrize("name", ["bilder-größe", "写真", "a (copy) of it"])
 def test_any_file_name_is_read_and_named(tmp_path, name):
     paint(tmp_path / name, 2)
     (tmp_path / name / "bad.png").write_bytes(b"")
-    with pytest.raises(InputError, match=name):
+    with pytest.raises(InputError) as caught:
         open_dataset(str(tmp_path / name), SPEC)
+    assert caught.value.where == f"{name}/bad.png"
 
 
 def test_names_that_are_no_utf8_are_escaped(tmp_path):
@@ -240,6 +241,23 @@ def test_a_sidecars_typing_error_is_refused(tmp_path):
     with pytest.raises(InputError, match="meann") as caught:
         open_dataset(str(tmp_path), SPEC)
     assert "preprocessing.toml" in caught.value.where
+
+
+@pytest.mark.parametrize("class_names", [(), ("dog", "cat"), ("LABEL_0", "LABEL_1")])
+def test_what_a_package_records_opens_the_same_data_set(tmp_path, class_names):
+    for name in ("cat", "dog"):
+        paint(tmp_path / name, 20)
+    first = open_dataset(str(tmp_path), SPEC, class_names=class_names, limit=30)
+    again = open_dataset(tmp_path, SPEC, preprocessing=first.preprocessing, class_names=first.labels, limit=30)
+    assert again.id == first.id
+    assert again.labels == first.labels
+
+
+def test_a_sidecar_in_a_split_is_told_to_be_unread(tmp_path):
+    for split in ("train", "test"):
+        paint(tmp_path / split, 3)
+    (tmp_path / "train" / "preprocessing.toml").write_text('kind = "image"\n')
+    assert "preprocessing.toml" in rules(open_dataset(str(tmp_path), SPEC))["data-ignored-files"]
 
 
 def test_a_sample_that_changed_since_is_refused(tmp_path):

@@ -108,12 +108,21 @@ def test_one_hot_rows_become_indices():
 
 
 def test_dense_and_ragged_targets_stay_what_they_are():
-    masks = np.arange(24).reshape(2, 3, 4)
+    masks = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
     np.testing.assert_array_equal(encoded(masks)[0], masks)
+    assert encoded(masks)[0].dtype == np.uint8
     boxes = [np.zeros((2, 4), np.float32), np.ones((1, 4), np.float32)]
     found = encoded(boxes)[0]
     assert found.dtype == object
     assert [box.shape for box in found] == [(2, 4), (1, 4)]
+
+
+def test_positions_without_a_label_are_kept_in_token_labels():
+    tokens = np.array([[-100, 0, 1], [1, 1, -100]])
+    assert encoded(tokens, model=("b", "a"))[0].tolist() == tokens.tolist()
+    assert encoded(tokens, data=("a", "b"), model=("b", "a"))[0].tolist() == [[-100, 1, 0], [0, 0, -100]]
+    with pytest.raises(InputError, match="label 2"):
+        encoded(np.array([[-100, 0, 2]]), model=("b", "a"))
 
 
 def test_a_column_is_flattened():

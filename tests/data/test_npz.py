@@ -69,12 +69,17 @@ def test_images_in_arrays_are_resized_from_any_layout(tmp_path, shape):
     assert found.calibration.sample(0)["x"].shape == (1, 3, 16, 16)
 
 
-def test_feeds_of_images_keep_their_batch_axis(tmp_path):
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_feeds_of_images_have_a_batch_axis(tmp_path, rows):
     for index in range(3):
-        np.savez(tmp_path / f"{index}.npz", x=RNG.integers(0, 256, (2, 9, 7), np.uint8))
-    found = open_dataset(str(tmp_path), [spec(shape=("b", 1, 9, 7))], preprocessing={"kind": "image"})
+        np.savez(tmp_path / f"{index}.npz", x=RNG.integers(0, 256, (rows, 9, 7), np.uint8))
     with np.load(tmp_path / "1.npz") as file:
-        np.testing.assert_allclose(found.calibration.sample(1)["x"], file["x"][:, None] / 255, atol=1e-6)
+        wanted = file["x"][:, None] / 255
+    whole = open_dataset(str(tmp_path), [spec(shape=("steps", 1, 9, 7))], preprocessing={"kind": "image"})
+    np.testing.assert_allclose(whole.calibration.sample(1)["x"], wanted, atol=1e-6)
+    single = open_dataset(str(tmp_path), [spec(shape=("batch", 1, 9, 7))], preprocessing={"kind": "image"})
+    assert len(single.calibration) == 3 * rows
+    np.testing.assert_allclose(single.calibration.sample(2 * rows - 1)["x"][0], wanted[-1], atol=1e-6)
 
 
 def test_tensor_rules_transpose_expand_and_scale(tmp_path):
@@ -182,6 +187,20 @@ def test_feeds_with_a_label_per_row_are_that_many_samples(tmp_path, vectors):
     row = 50 + int(found.evaluation.ids[position].partition("[")[2][:-1])
     np.testing.assert_array_equal(found.evaluation.sample(position)["x"], vectors[row : row + 1])
     assert found.evaluation.labels[position] == row % 5
+
+
+@pytest.mark.parametrize(("axis", "count"), [("batch_size", 12), ("N", 12), ("time", 4), ("unk__3", 4)])
+def test_unlabelled_feeds_of_several_rows_are_split_where_axis_0_is_a_batch(tmp_path, vectors, axis, count):
+    for index in range(4):
+        np.savez(tmp_path / f"{index}.npz", x=vectors[index * 3 : index * 3 + 3], z=vectors[:3])
+    model = [spec(shape=(axis, 4)), spec("z", (axis, 4))]
+    assert len(open_dataset(str(tmp_path), model).calibration) == count
+
+
+def test_one_label_for_several_rows_is_refused(tmp_path, vectors):
+    np.savez(tmp_path / "0.npz", x=vectors[:3], label=1)
+    with pytest.raises(InputError, match="3 rows and a label of shape"):
+        open_dataset(str(tmp_path), [spec(shape=("batch", 4))])
 
 
 def test_feeds_of_a_fixed_batch_stay_whole(tmp_path, vectors):

@@ -137,6 +137,7 @@ def test_of_animations_the_first_frame_is_used_with_a_note(kind):
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "JPEG2000"])
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 0.9])
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_truncated_images_are_found(kind, share):
     data = stored(Image.fromarray(COLOR), kind)
     with pytest.raises(UnreadableError):

@@ -80,6 +80,7 @@ def test_no_preprocessing_takes_arrays_as_they_are():
     [
         ("nowhere.png", DECLARED, "no such file"),
         (b"no image", DECLARED, "not an image"),
+        (np.zeros((70000, 1), np.uint8), {"kind": "image", "resize": 200, "crop": [16, 12]}, "image too large"),
         (b"", {}, 'kind "tensor"'),
         (np.zeros((16, 12, 3), np.float32), DECLARED, "an image is uint8"),
         (np.zeros((16, 12, 3), np.uint8), {}, "model wants float32|axis"),

@@ -130,6 +130,18 @@ def test_what_is_recorded_redoes_it(tmp_path, model):
         preprocess_one("good", found.preprocessing, BERT, folder=model)
 
 
+def test_what_a_package_records_opens_the_same_data_set(tmp_path, model):
+    path = write_csv(tmp_path / "a.csv", [["text", "label"], *([f"good film {n}", str(n % 2)] for n in range(30))])
+    first = open_dataset(path, BERT, processor=model, limit=12)
+    (tmp_path / "tokenizer.json").write_text("another one beside the data")
+    carried = tmp_path / "package" / "preprocessing"
+    carried.mkdir(parents=True)
+    for name, file in first.files.items():
+        (carried / name).write_bytes(file.read_bytes())
+    again = open_dataset(path, BERT, preprocessing=first.preprocessing, processor=carried, limit=12)
+    assert again.id == first.id
+
+
 def test_the_tokenizer_may_lie_beside_the_data_or_be_declared(tmp_path, model):
     path = write_csv(tmp_path / "a.csv", [["review"], ["good"]])
     with pytest.raises(InputError, match="no column 'text'; there are 'review'"):

@@ -24,7 +24,7 @@ def runner(tmp_path_factory):
 
     def run(command, path, **kwargs):
         argv = [sys.executable, str(folder / "runner.py"), command, str(path)]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False, cwd=folder, **kwargs)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=280, check=False, cwd=folder, **kwargs)
         return done.returncode, done.stderr
 
     run.path = folder / "runner.py"

@@ -14,9 +14,9 @@ from enum import Enum, IntEnum
 from pathlib import Path
 
 import numpy as np
-import onnx_models
 import pytest
 
+import onnx_models
 from edgekit.device import engine_ort, engine_trt, machine
 
 CPU, CUDA, TRT = engine_ort.CPU, "CUDAExecutionProvider", "TensorrtExecutionProvider"

@@ -9,11 +9,11 @@ import sys
 import time
 
 import numpy as np
-import onnx_models
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+import onnx_models
 from edgekit.device import arrays
 
 

@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="
 
 
 def test_the_example_loads(tmp_path: Path) -> None:
-    blocks = re.findall(r"```toml\n# \S+/(\S+)\n(.*?)```", PAGE, re.DOTALL)
+    blocks = re.findall(r"```toml[^\n]*\n# \S+/(\S+)\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 1
     name, text = blocks[0]
     (tmp_path / name).write_text(text, encoding="utf-8")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-import house
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from contract import run_stage
 from onnx import TensorProto, helper, numpy_helper
 
+import house
+from contract import run_stage
 from edgekit.plan import make_stage
 from edgekit.stage import STAGES, stage_class
 

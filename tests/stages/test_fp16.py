@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-import house
-import kinds
 import numpy as np
 import onnx
 import pytest
-from contract import run_stage
 from onnx import TensorProto, helper, numpy_helper
 
+import house
+import kinds
+from contract import run_stage
 from edgekit.artifact import MAIN
 from edgekit.data import Dataset
 from edgekit.errors import InputError, UsageError

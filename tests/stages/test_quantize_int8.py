@@ -5,14 +5,14 @@ import subprocess
 import sys
 import textwrap
 
-import house
-import kinds
 import numpy as np
 import onnx
 import pytest
-from contract import onnx_artifact, run_stage
 from onnx import TensorProto, numpy_helper
 
+import house
+import kinds
+from contract import onnx_artifact, run_stage
 from edgekit.artifact import MAIN
 from edgekit.data import Dataset
 from edgekit.errors import InputError, UnsupportedError, UsageError

@@ -9,20 +9,22 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_models
 import onnxruntime
 import pytest
-from house import profile
 from onnx import TensorProto, helper
 
+import onnx_models
 from edgekit.errors import InputError, TargetError, UnsupportedError, UsageError
 from edgekit.jobs import encode_feeds
+from edgekit.manifest import Tolerance
 from edgekit.profile import load_profile
 from edgekit.target import Bundle
 from edgekit.targets import composite, open_target
 from edgekit.transports.local import LocalTransport
+from house import profile
 
 FACTS = {"runtime": "onnxruntime", "model": "model.onnx", "providers": ["CPUExecutionProvider"]}
+EXACT = Tolerance(absolute=0, relative=0)
 HOST = profile(cpu=load_profile("host").cpu)
 
 
@@ -244,11 +246,13 @@ def test_golden(target, bundle, tmp_path):
     outputs = [{"y": values} for values in here(bundle, given)]
     (tmp_path / "in.npz").write_bytes(encode_feeds(given))
     (tmp_path / "out.npz").write_bytes(encode_feeds(outputs))
-    same = target.golden(bundle, tmp_path / "in.npz", tmp_path / "out.npz", absolute=0, relative=0)
+    same = target.golden(bundle, tmp_path / "in.npz", tmp_path / "out.npz", tolerance=EXACT)
     assert (same.matches, same.count, same.outputs["y"]["error"]) == (True, 4, 0)
     outputs[2]["y"] = outputs[2]["y"] + np.float32(0.5)
     (tmp_path / "out.npz").write_bytes(encode_feeds(outputs))
-    other = target.golden(bundle, tmp_path / "in.npz", tmp_path / "out.npz", absolute=0.1, relative=0)
+    other = target.golden(
+        bundle, tmp_path / "in.npz", tmp_path / "out.npz", tolerance=Tolerance(absolute=0.1, relative=0)
+    )
     assert not other.matches
     assert other.outputs["y"]["error"] == pytest.approx(0.5, rel=1e-5)
 
@@ -258,7 +262,7 @@ def test_plain_golden_files(local, bundle, tmp_path):
     np.savez(tmp_path / "in.npz", **feed)
     np.savez(tmp_path / "out.npz", y=here(bundle, [feed])[0])
     paths = tmp_path / "in.npz", tmp_path / "out.npz"
-    assert local.golden(bundle, *paths, absolute=0, relative=0, layout="plain").matches
+    assert local.golden(bundle, *paths, tolerance=EXACT, layout="plain").matches
 
 
 # --- the machine ---

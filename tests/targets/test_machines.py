@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from house import profile
 
 from edgekit.profile import Cpu, list_profiles, load_profile
 from edgekit.targets import machines
 from edgekit.targets.figures import latency_figures, memory_figure
+from house import profile
 
 X86 = {
     "machine": "x86_64",

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
-from sshd import alive, wait_for
 
 from edgekit.errors import EdgekitError, TargetError, UsageError
 from edgekit.transport import open_transport
 from edgekit.transports import local
 from edgekit.transports.local import LocalTransport
 from edgekit.transports.process import LIMIT, run_process
+from sshd import alive, wait_for
 
 ODD = ["plain", "a b", "it's", 'say "x"', "-rf", "größe", "$(id)", "a\nb", "x" * 255, "deep/er/x"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import pwd
 import shlex
 import signal
 import socket
@@ -15,12 +16,12 @@ import time
 from pathlib import Path
 
 import pytest
-from sshd import alive, wait_for
 
 from edgekit.errors import TargetError, UsageError
 from edgekit.transport import open_transport
 from edgekit.transports import far_side
 from edgekit.transports.ssh import Address, SshTransport, parse_url
+from sshd import alive, wait_for
 
 needs_sshd = pytest.mark.system("openssh-server")
 
@@ -311,6 +312,12 @@ def test_a_killed_client_process_leaves_nothing_running(reachable):
     process.stdout.close()
     wait_for(lambda: not alive("987653"))
     wait_for(lambda: not (reachable.work / "lock").exists())
+    left = f"edgekit-ssh-{process.pid}-*"
+    assert list(Path("/tmp").glob(left))
+    other = SshTransport(reachable.url)
+    other.open()
+    other.close()
+    assert not list(Path("/tmp").glob(left))
 
 
 # --- machines that do not let us in ---
@@ -389,7 +396,7 @@ def test_use_before_open_is_told(tmp_path):
 @needs_sshd
 def test_a_chatty_login_shell_does_not_matter(reachable, tmp_path):
     rc = reachable.folder / "home" / ".bashrc"
-    if os.environ.get("SHELL", "").endswith("bash") is False:
+    if not pwd.getpwuid(os.getuid()).pw_shell.endswith("bash"):
         pytest.skip("the user's login shell is not bash")
     rc.write_text("echo welcome; echo 'edgekit lives here'\n")
     try:

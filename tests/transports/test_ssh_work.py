@@ -8,12 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
-from sshd import alive, wait_for
 
 from edgekit.errors import TargetError
 from edgekit.transports import far_side
 from edgekit.transports.process import LIMIT
 from edgekit.transports.ssh import SshTransport
+from sshd import alive, wait_for
 
 pytestmark = pytest.mark.system("openssh-server")
 ODD = [
@@ -172,7 +172,7 @@ def test_commands_run_in_the_work_folder_and_read_nothing(machine):
 
 def test_a_missing_command_is_told(machine):
     done = machine.run(["no-such-command"], timeout=20)
-    assert done.status == 127
+    assert done.status in {126, 127}  # 126: a folder of PATH that may not be searched
     assert "no-such-command" in done.stderr
 
 

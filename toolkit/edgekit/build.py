@@ -16,16 +16,19 @@ from edgekit.budget import Budget, Verdict, dominated, judge, merge, parse_budge
 from edgekit.errors import UnsupportedError
 from edgekit.exporter import load_exporter
 from edgekit.gate import Gate, Trial, findings_of
+from edgekit.metrics import find_metric
 from edgekit.pipeline import Pipeline, StageRun
 from edgekit.plan import Given, Plan, make_plan
 from edgekit.profile import Profile, load_profile
 from edgekit.recipe import load_recipe
 from edgekit.report import html_report
 from edgekit.result import ErrorReport, Result, exit_of
-from edgekit.shipping import Shipment, bundle_of, golden_feeds, pack_extras, recall, remember, ship
+from edgekit.shipping import Shipment, bundle_of, check_place, golden_feeds, pack_extras, recall, remember, ship
+from edgekit.signing import load_private_key
 from edgekit.sources import ingest, read_data
 from edgekit.store import Store
 from edgekit.targets import open_target
+from edgekit.transport import open_transport
 
 
 def build(  # noqa: PLR0913 - one keyword per option of the command line
@@ -93,6 +96,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     asked = budget if isinstance(budget, Budget) else parse_budget(budget or {})
     budgets = merge(parse_budget(device.budget), asked)
     chosen = load_recipe(recipe or device.recipe)
+    _check_given(metric, target or device.target, sign, Path(out) if package else None)
 
     with Store(store) as shelf:
         source = ingest(model, shelf, weights=Path(weights) if weights else None, listen=listen)
@@ -138,7 +142,8 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         )
         candidate = pipeline.run(plan, reference, gate.score)
 
-        findings = [*findings_of(candidate), *exporter.lint(candidate, shelf.folder(candidate.id), device)]
+        told = (*pipeline.findings, *(samples.findings if samples else ()), *findings_of(candidate))
+        findings = [*told, *exporter.lint(candidate, shelf.folder(candidate.id), device)]
         _refuse(findings, device, allow_fallback=allow_fallback)
         compiled = pipeline.compile(exporter, candidate)
         bundle = bundle_of(compiled, shelf)
@@ -205,6 +210,18 @@ def repackage(artifact: str, *, sign: str | None = None, out: str | None = None,
         return result
 
 
+def _check_given(metric: str | None, place: str | None, key: str | None, out: Path | None) -> None:
+    """Find out now, not after hours of work, that a metric, a target's URL, a key or a folder is of no use."""
+    if metric:
+        find_metric(metric)
+    if place:
+        open_transport(place)
+    if key:
+        load_private_key(Path(key))
+    if out:
+        check_place(out)
+
+
 def _refuse(findings: Sequence[events.Finding], profile: Profile, *, allow_fallback: bool) -> None:
     """Raise when the runtime would refuse the graph; nodes off the accelerator are such an error unless allowed."""
     errors = [finding for finding in findings if finding.severity == "error"]
@@ -227,7 +244,7 @@ def _why_not(verdict: Verdict, trial: Trial, *, strict: bool, allow_dominated: b
     broken = [finding for finding in trial.findings if finding.severity == "error"]
     worse = None if allow_dominated else dominated(trial.original, trial.figures)
     if missed:
-        text = "; ".join(f"{check.name}: {check.reason or check.status}" for check in missed)
+        text = "; ".join(check.reason or f"{check.name}: {check.status}" for check in missed)
         return ErrorReport(kind="budget", text=text, where="", remedy="Change the recipe or the budget.")
     if broken:
         text = "; ".join(f"{finding.node}: {finding.text}" for finding in broken)

@@ -27,6 +27,9 @@ class Dialect:
         integer_gather: Gather may look up rows of an int8 table; else the table is dequantized first.
         float_weights: op types whose weights stay float, because the runtime refuses them in 8 bits.
         reduce_range: weights use 7 bits, for CPUs whose u8 x s8 products saturate in 16 bits.
+        int4: form of block-wise weights of 4 bits: onnxruntime's `MatMulNBits` and `GatherBlockQuantized`, or standard
+            `DequantizeLinear` with blocks (opset 21); `none`: the runtime has no kernels for them.
+        int4_symmetric: 4-bit weights must have zero point 0.
         max_opset: highest opset of the default domain that the runtime reads.
         max_ir: highest IR version that the runtime reads.
     """
@@ -46,5 +49,7 @@ class Dialect:
     integer_gather: bool = False
     float_weights: tuple[str, ...] = ()
     reduce_range: bool = False
+    int4: Literal["matmulnbits", "qdq", "none"] = "qdq"
+    int4_symmetric: bool = False
     max_opset: int = 21
     max_ir: int = 10

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import Literal
 import msgspec
 
 from edgekit import events
-from edgekit.artifact import MAIN, Artifact, TensorSpec, digest
+from edgekit.artifact import MAIN, Artifact, digest
 from edgekit.budget import Budget, Figure, Provenance
 from edgekit.data import Dataset, Samples
 from edgekit.errors import InputError, UnsupportedError
 from edgekit.evaluate import Comparison, evaluate, figures, load_outputs, run_onnx, save_outputs
+from edgekit.evaluate.rows import TOGETHER, leading_axis, rows_of, together
 from edgekit.events import Finding
 from edgekit.exporter import Exporter
 from edgekit.metrics import Metric, default_metric, find_metric
@@ -26,9 +27,6 @@ from edgekit.store import Store
 from edgekit.target import Bundle, Feed, Target
 
 Split = Literal["calibration", "evaluation"]
-
-BATCH = 32
-"""Samples that are fed at once on the host where the batch axis is free."""
 
 OUTPUTS = "outputs.npz"
 """File of an artifact of kind `outputs`: what `evaluate.save_outputs` wrote."""
@@ -90,19 +88,19 @@ class Gate:
         return default_metric(self.data.evaluation.labels if self.data and len(self.data.evaluation) else None)
 
     @cached_property
-    def batched(self) -> bool:
-        """Whether axis 0 of every input and output counts the samples."""
-        return is_batched(self.reference.specs("inputs"), self.reference.specs("outputs"))
+    def leading(self) -> str | int | None:
+        """The axis of inputs and outputs that counts rows."""
+        return leading_axis(self.reference.specs("inputs"), self.reference.specs("outputs"))
 
     def compare(self, split: Split, outputs: Iterable[Feed]) -> Comparison:
         """Hold a candidate's outputs on one split against the original's."""
         samples = self._samples(split)
         return evaluate(
             load_outputs(self.reference_outputs(split)),
-            outputs,
-            samples.labels,
+            together(outputs, self.leading),
+            rows_of(samples.labels, self.leading),
             self.judged_by,
-            batched=self.batched,
+            batched=self.leading is not None,
             seed=self.seed,
         )
 
@@ -117,23 +115,24 @@ class Gate:
 
     def _outputs(self, split: Split) -> Artifact:
         assert self.data is not None
-        key = digest(["outputs", self.reference.id, self.data.id, split, self.batched, _version("onnxruntime")])
+        key = digest(["outputs", TOGETHER, self.reference.id, self.data.id, split, _version("onnxruntime")])
         record = self.store.record(key)
         known = self.store.load(str(record["artifact"])) if record else None
         if known is None:
             model = self.store.folder(self.reference.id)
             with self.store.staging() as out:
-                save_outputs(out / OUTPUTS, run_onnx(model, self.feeds(split, "original"), threads=self.threads))
+                outputs = run_onnx(model, self.feeds(split, "original"), threads=self.threads)
+                save_outputs(out / OUTPUTS, together(outputs, self.leading))
                 known = self.store.publish(out, "outputs", {"split": split, "data": self.data.id}, ())
             self.store.remember(key, {"artifact": known.id})
         return known
 
     def feeds(self, split: Split, label: str) -> Iterator[Feed]:
         """Yield the feeds of a split, telling progress."""
-        return feeds_of(self._samples(split), feed_size(batched=self.batched), f"{split}: {label}", self.listen)
+        return feeds_of(self._samples(split), f"{split}: {label}", self.listen)
 
     def score(self, candidate: Artifact) -> Score:
-        """Rank a candidate among others: accuracy on the calibration data (never the evaluation data), prediction, size.
+        """Rank a candidate among others: accuracy on the calibration data (never on the evaluation data), time, size.
 
         Whether it is within the budget goes by point estimates here; the verdict alone decides with intervals.
         """
@@ -248,22 +247,11 @@ class Gate:
         return self.data.calibration if split == "calibration" else self.data.evaluation
 
 
-def is_batched(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """Tell whether axis 0 of every input and output counts the samples: one named axis that all share."""
-    first = {spec.shape[0] if spec.shape else None for spec in (*inputs, *outputs)}
-    return len(first) == 1 and isinstance(next(iter(first)), str)
-
-
-def feed_size(*, batched: bool) -> int:
-    """Return how many samples are fed at once."""
-    return BATCH if batched else 1
-
-
-def feeds_of(samples: Samples, size: int, label: str, listen: events.Listener) -> Iterator[Feed]:
-    """Yield the feeds of some samples, telling progress."""
-    for done, feed in enumerate(samples.batches(size)):
-        listen(events.Progress(label=label, done=min(done * size, len(samples)), total=len(samples)))
-        yield feed
+def feeds_of(samples: Samples, label: str, listen: events.Listener) -> Iterator[Feed]:
+    """Yield samples one by one, as a device sees them: dynamic quantization scales by what comes together."""
+    for done in range(len(samples)):
+        listen(events.Progress(label=label, done=done, total=len(samples)))
+        yield samples.sample(done)
 
 
 def model_size(folder: Path) -> Figure:

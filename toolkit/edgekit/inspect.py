@@ -61,7 +61,7 @@ class Report:
             yield "plan", ("stage",), [(line,) for line in self.plan]
 
 
-def inspect(
+def inspect(  # noqa: PLR0913 - one keyword per option of the command line
     model: str,
     *,
     profile: str | None = None,

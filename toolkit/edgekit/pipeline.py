@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from edgekit import events
-from edgekit.artifact import Artifact, Step, digest
+from edgekit.artifact import MAIN, Artifact, Step, digest
 from edgekit.data import Dataset
 from edgekit.dialect import Dialect
 from edgekit.errors import EdgekitError, UnsupportedError
@@ -40,7 +40,7 @@ Scorer = Callable[[Artifact], Score]
 
 @dataclass(kw_only=True)
 class Pipeline:
-    """Everything that surrounds the stages of one build, and what ran so far."""
+    """Everything that surrounds the stages of one build, what ran so far, and what was found about the reference."""
 
     store: Store
     profile: Profile
@@ -52,11 +52,13 @@ class Pipeline:
     threads: int = 1
     allow_partial: bool = False
     runs: list[StageRun] = field(default_factory=list)
+    findings: list[events.Finding] = field(default_factory=list)
 
     def capture(self, plan: Plan, source: Artifact) -> Artifact:
         """Turn the user's model into the float graph that everything is compared with."""
         for stage in plan.capture:
             source = self.run_stage(stage, source)
+        self._check_axes(source)
         return source
 
     def run(self, plan: Plan, reference: Artifact, score: Scorer) -> Artifact:
@@ -67,7 +69,7 @@ class Pipeline:
         return candidate
 
     def compile(self, exporter: Exporter, artifact: Artifact) -> Artifact:
-        """Compile a candidate for the profile's runtime, or take it from the cache; gives an artifact of kind `bundle`."""
+        """Compile a candidate for the profile's runtime, or take the `bundle` from the cache."""
         key = digest(
             {
                 "compile": exporter.name,
@@ -120,7 +122,7 @@ class Pipeline:
         return self.run_stage(entry, artifact)
 
     def _run_rounds(self, rounds: Rounds, artifact: Artifact, score: Scorer) -> Artifact:
-        """Repeat the body until a budget is missed, the model gets slower or nothing changes; keep the last good round."""
+        """Repeat the body until a budget is missed, the model gets slower or stays; keep the last good round."""
         kept, kept_score = artifact, score(artifact)
         for number in range(1, rounds.rounds + 1):
             tried = kept
@@ -139,7 +141,7 @@ class Pipeline:
 
     def _run_alternatives(self, entry: Alternatives, artifact: Artifact, score: Scorer) -> Artifact:
         tried: list[tuple[str, Artifact, Score]] = []
-        refused: dict[str, str] = {}
+        refused = dict(entry.refused)
         for name, body in entry.options:
             made = artifact
             try:
@@ -211,6 +213,21 @@ class Pipeline:
         if self.teacher is not None:
             ids["teacher"] = self.teacher.id
         return ids
+
+    def _check_axes(self, reference: Artifact) -> None:
+        """Refuse a batch axis that is dynamic in name only: what runs at batch 1 would fail or be wrong at another."""
+        from edgekit.graphs.files import check_dynamic
+
+        key = digest(["axes", reference.id])
+        record = self.store.record(key)
+        if record is None:
+            folder = self.store.folder(reference.id)
+            found = check_dynamic(folder, reference.facts["graphs"][MAIN], threads=self.threads)
+            record = {"artifact": reference.id, "findings": msgspec.to_builtins(found.findings)}
+            self.store.remember(key, record)
+        for finding in msgspec.convert(record["findings"], list[events.Finding]):
+            self.findings.append(finding)
+            self.listen(events.Found(finding=finding))
 
     def _check_coverage(self, stage: Stage, facts: dict[str, Any]) -> None:
         coverage = facts.get("coverage")

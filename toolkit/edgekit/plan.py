@@ -25,9 +25,10 @@ class Rounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Alternatives:
-    """Named bodies, of which the best within the budget is kept."""
+    """Named bodies, of which the best within the budget is kept; `refused` says what the device cannot run and why."""
 
     options: tuple[tuple[str, tuple[Stage, ...]], ...]
+    refused: tuple[tuple[str, str], ...] = ()
 
 
 PlanEntry = Stage | Rounds | Alternatives
@@ -69,12 +70,24 @@ def make_plan(recipe: Recipe, profile: Profile, exporter: Exporter, given: Given
     """
     if profile.abstract:
         raise UsageError(f"'{profile.name}' is a base for other profiles", remedy="Choose one: edgekit profiles list")
+    capture = capture_stages(given.kind, given.shapes)
     prepared = [make_stage(spec.name, spec.options, f"exporter {exporter.name}") for spec in exporter.prepare(profile)]
     entries: list[PlanEntry] = [*prepared, *(_build_entry(entry, i) for i, entry in enumerate(recipe.entries, 1))]
-    capture = capture_stages(given.kind, given.shapes)
-    plan = Plan(profile=profile, recipe=recipe, capture=capture, entries=tuple(entries))
-    _check(plan, given)
-    return plan
+    kind = given.kind
+    for stage in capture:
+        kind = _check_stage(stage, kind, profile, given)
+    checked = []
+    for entry in entries:
+        possible = _possible(entry, kind, profile, given)
+        kind = _check(possible, kind, profile, given, where=f"recipe {recipe.name}")
+        checked.append(possible)
+    if kind != "onnx":
+        raise InputError(
+            f"the recipe ends with a '{kind}' artifact, exporters take 'onnx'",
+            where=f"recipe {recipe.name}",
+            remedy="End the recipe with a stage that makes an ONNX graph.",
+        )
+    return Plan(profile=profile, recipe=recipe, capture=capture, entries=tuple(checked))
 
 
 def capture_stages(kind: str, shapes: tuple[str, ...]) -> tuple[Stage, ...]:
@@ -119,30 +132,44 @@ def _build_entry(entry: Entry, number: int) -> PlanEntry:
     return body((entry,))[0]
 
 
-def _check(plan: Plan, given: Given) -> None:
-    kind = given.kind
-    for stage in plan.capture:
-        kind = _check_stage(stage, kind, plan.profile, given)
-    for entry in plan.entries:
-        ends = set()
-        for body in stages_of(entry):
+def _possible(entry: PlanEntry, kind: str, profile: Profile, given: Given) -> PlanEntry:
+    """Leave out the alternatives that the device does not run; UnsupportedError when none is left."""
+    if not isinstance(entry, Alternatives):
+        return entry
+    kept, refused = [], []
+    for name, body in entry.options:
+        try:
             end = kind
             for stage in body:
-                end = _check_stage(stage, end, plan.profile, given)
-            ends.add(end)
-        if len(ends) != 1:
-            raise InputError(
-                f"alternatives end in different kinds: {', '.join(sorted(ends))}",
-                where=f"recipe {plan.recipe.name}",
-                remedy="Let every alternative make the same kind.",
-            )
-        kind = ends.pop()
-    if kind != "onnx":
-        raise InputError(
-            f"the recipe ends with a '{kind}' artifact, exporters take 'onnx'",
-            where=f"recipe {plan.recipe.name}",
-            remedy="End the recipe with a stage that makes an ONNX graph.",
+                end = _check_stage(stage, end, profile, given)
+        except UnsupportedError as error:
+            refused.append((name, error.text))
+        else:
+            kept.append((name, body))
+    if not kept:
+        raise UnsupportedError(
+            "; ".join(f"{name}: {why}" for name, why in refused),
+            where=profile.name,
+            remedy=f"It runs {', '.join(profile.precisions)}: choose another recipe.",
         )
+    return Alternatives(options=tuple(kept), refused=tuple(refused))
+
+
+def _check(entry: PlanEntry, kind: str, profile: Profile, given: Given, *, where: str) -> str:
+    """Check the bodies of an entry; return the kind that all of them end in."""
+    ends = set()
+    for body in stages_of(entry):
+        end = kind
+        for stage in body:
+            end = _check_stage(stage, end, profile, given)
+        ends.add(end)
+    if len(ends) != 1:
+        raise InputError(
+            f"alternatives end in different kinds: {', '.join(sorted(ends))}",
+            where=where,
+            remedy="Let every alternative make the same kind.",
+        )
+    return ends.pop()
 
 
 def _check_stage(stage: Stage, kind: str, profile: Profile, given: Given) -> str:
@@ -180,5 +207,5 @@ def _entry_lines(entry: PlanEntry) -> list[str]:
         lines = ["the best within the budget of:"]
         for name, body in entry.options:
             lines += [f"  {name}: " + ", ".join(_line(stage) for stage in body)]
-        return lines
+        return lines + [f"  not {name}: {why}" for name, why in entry.refused]
     return [_line(entry)]

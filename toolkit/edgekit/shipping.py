@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import msgspec
 from edgekit.artifact import Artifact, digest
 from edgekit.budget import Verdict
 from edgekit.data import Dataset, Samples, take
-from edgekit.errors import BudgetMissedError, InputError
+from edgekit.errors import BudgetMissedError, InputError, UsageError
 from edgekit.jobs import encode_feeds, read_feeds
 from edgekit.package import Package, write_package
 from edgekit.payload import Contents, GoldenSamples
@@ -21,6 +22,7 @@ from edgekit.store import Store
 from edgekit.target import Bundle, Feed
 
 GOLDEN_SAMPLES = 4
+_ELSEWHERE = "Choose another folder with --out."
 _INPUTS, _OUTPUTS = "inputs.npz", "outputs.npz"
 
 
@@ -127,7 +129,7 @@ def ship(shipment: Shipment, store: Store, out: Path, *, key: Path | None = None
         raise BudgetMissedError(f"missed its budget: {missed}", where=shipment.name, remedy="It does not ship.")
     artifact, bundle, extras = (_load(store, i) for i in (shipment.artifact, shipment.bundle, shipment.extras))
     folder = store.folder(extras.id)
-    licence = artifact.facts.get("licence") or {}
+    licence = _licence(artifact)
     with tempfile.TemporaryDirectory() as scratch:
         text = Path(scratch) / "LICENSE"
         text.write_text(licence.get("text", ""), encoding="utf-8")
@@ -145,7 +147,7 @@ def ship(shipment: Shipment, store: Store, out: Path, *, key: Path | None = None
             licence=licence.get("name", "unknown"),
             licence_file=text if "text" in licence else None,
         )
-        out.mkdir(parents=True, exist_ok=True)
+        _make_folder(out)
         return write_package(
             out / f"{shipment.name}.edgekit",
             contents,
@@ -153,6 +155,28 @@ def ship(shipment: Shipment, store: Store, out: Path, *, key: Path | None = None
             details=shipment.details,
             key=key,
         )
+
+
+def _licence(artifact: Artifact) -> dict[str, str]:
+    """Return `name` and `text` of the model's licence as far as they are known."""
+    found = artifact.facts.get("licence") or {}
+    return {"name": found} if isinstance(found, str) else found
+
+
+def check_place(out: Path) -> None:
+    """Raise UsageError when no package can be written into a folder, which need not exist yet."""
+    nearest = next(path for path in (out.absolute(), *out.absolute().parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        raise UsageError("is not a folder", where=str(nearest), remedy=_ELSEWHERE)
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError("cannot be written: Permission denied", where=str(nearest), remedy=_ELSEWHERE)
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot be written: {error.strerror}", where=str(out), remedy=_ELSEWHERE) from error
 
 
 def _golden(folder: Path, extras: Artifact) -> GoldenSamples | None:

@@ -10,11 +10,15 @@ from typing import Any
 from edgekit import events
 from edgekit.artifact import Artifact, Step, digest, sha256_file
 from edgekit.data import Dataset
-from edgekit.errors import InputError
+from edgekit.data.faults import printable
+from edgekit.errors import InputError, UsageError
 from edgekit.store import Store
 
 REVISION = 1
 """Raise it when the same files give another Artifact#0."""
+
+_LICENCES = ("LICENSE*", "LICENCE*", "README.md")
+"""Files beside a model that say under which licence it is."""
 
 HF_FOLDER = "hf"
 """Folder of an artifact that holds the files of a Hugging Face directory, its processor and tokenizer among them."""
@@ -33,8 +37,12 @@ def ingest(
         listen: where progress goes.
 
     Raises:
+        UsageError: weights for a model that has its own.
         InputError, UnsupportedError, TargetError: as the reader of that kind says.
     """
+    if weights is not None and model.endswith((".edgekit", ".onnx")):
+        remedy = "Give --weights with python:module:factory only."
+        raise UsageError("the model has weights of its own", where=model, remedy=remedy)
     key = _key(model, weights)
     if key and (known := _known(model, store, key, weights)):
         return known
@@ -42,11 +50,12 @@ def ingest(
     with store.staging() as out:
         facts = _read(model, out, weights, listen)
         kind = str(facts.pop("kind", "onnx"))
-        external = [str(Path(model).parent / name) for name in facts.pop("external", [])]
+        external = facts.pop("external", [])
         step = Step(stage="ingest", revision=REVISION, options={}, inputs={}, libraries={}, facts={})
         made = store.publish(out, kind, facts, (step,))
     if key:
-        store.remember(key, {"artifact": made.id, "files": {name: _hash(Path(name)) for name in external}})
+        files = {name: _hash(Path(model).parent / name) for name in external}
+        store.remember(key, {"artifact": made.id, "files": files})
     return made
 
 
@@ -100,7 +109,7 @@ def read_data(  # noqa: PLR0913 - keyword-only options, as the command line has 
 
 def _is_record(carried: Any) -> bool:
     """Tell what a package recorded from what a Hugging Face directory says: only the first has rules by input."""
-    return isinstance(carried, dict) and "inputs" in carried
+    return isinstance(carried, dict) and ("inputs" in carried or "text" in carried)
 
 
 def _class_names(label_map: str | None, artifact: Artifact) -> tuple[str, ...]:
@@ -121,7 +130,7 @@ def _read(model: str, out: Path, weights: Path | None, listen: events.Listener) 
     if model.endswith((".edgekit", ".onnx")):
         if not path.exists():
             raise InputError("no such file", where=model, remedy="Check the path of the model.")
-        return _read_package(path, out) if model.endswith(".edgekit") else _read_onnx(path, out)
+        return _read_package(path, out) if model.endswith(".edgekit") else _with_licence(path, _read_onnx(path, out))
     from edgekit.networks.intake import intake_torch
 
     return {"kind": "torch", **intake_torch(model, out, weights=weights, listen=listen)}
@@ -131,6 +140,15 @@ def _read_onnx(path: Path, out: Path) -> dict[str, Any]:
     from edgekit.graphs.files import read_onnx
 
     return read_onnx(path, out)
+
+
+def _with_licence(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Add the licence that lies beside the file; what the model's own metadata says of its name counts more."""
+    from edgekit.networks.huggingface import licence_of
+
+    told = facts.get("licence")
+    licence = licence_of(path.resolve().parent) | ({"name": told} if isinstance(told, str) else {})
+    return {**facts, "licence": licence} if licence else facts
 
 
 def _read_package(path: Path, out: Path) -> dict[str, Any]:
@@ -146,23 +164,35 @@ def _read_package(path: Path, out: Path) -> dict[str, Any]:
 
 def _key(model: str, weights: Path | None) -> str | None:
     """Return the cache key of a model, over the files that it names; None when that cannot be known here."""
-    found: dict[str, Any] = {"revision": REVISION, "weights": _hash(weights) if weights else ""}
-    path = Path(model)
+    try:
+        found = _named(model, Path(model))
+        used = _hash(weights) if weights else ""
+    except OSError as error:
+        where = str(error.filename or model)
+        raise InputError(f"cannot be read: {error.strerror}", where=where, remedy="Check who may read it.") from error
+    return digest({**found, "revision": REVISION, "weights": used}) if found else None
+
+
+def _named(model: str, path: Path) -> dict[str, Any]:
+    """Return what tells a model from others: the hashes of its files and where it lies; empty when unknown."""
     if model.startswith("python:"):
-        found |= {"model": model, "folder": str(Path.cwd())}
-    elif path.is_dir():
-        files = {p.relative_to(path).as_posix(): _hash(p) for p in sorted(path.rglob("*")) if p.is_file()}
-        found |= {"files": files}
-    elif path.is_file():
-        found |= {"files": {path.suffix: sha256_file(path)}, "folder": str(path.resolve().parent)}
-    else:
-        return None  # a hub id: the hub decides what it is today
-    return digest(found)
+        return {"model": model, "folder": printable(str(Path.cwd()))}
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            return {}  # no model: it will be refused, and may be a whole disk
+        files = [p for p in sorted(path.rglob("*")) if p.is_file()]
+        return {"files": {printable(p.relative_to(path).as_posix()): _hash(p) for p in files}}
+    if path.is_file():
+        folder = path.resolve().parent
+        beside = [p for pattern in _LICENCES for p in sorted(folder.glob(pattern))]
+        hashes = {path.suffix: sha256_file(path)} | {printable(p.name): _hash(p) for p in beside}
+        return {"files": hashes, "folder": printable(str(folder))}
+    return {}  # a hub id: the hub decides what it is today
 
 
 def _known(model: str, store: Store, key: str, weights: Path | None) -> Artifact | None:
-    record = store.record(key)
-    if record is None or any(_hash(Path(name)) != sha for name, sha in record.get("files", {}).items()):
+    record, folder = store.record(key), Path(model).parent
+    if record is None or any(_hash(folder / name) != sha for name, sha in record.get("files", {}).items()):
         return None
     known = store.load(str(record["artifact"]))
     if known is not None and model.startswith("python:"):

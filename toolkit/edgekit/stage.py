@@ -21,6 +21,7 @@ STAGES = {
     "simplify": "edgekit.stages.simplify:Simplify",
     "fp16": "edgekit.stages.fp16:Fp16",
     "quantize-int8": "edgekit.stages.quantize_int8:QuantizeInt8",
+    "quantize-int4": "edgekit.stages.quantize_int4:QuantizeInt4",
 }
 """Stage name -> `module:Class`. Adding a stage is one file and one line here."""
 
@@ -77,6 +78,8 @@ class Stage(Protocol):
         makes: the artifact kind that it produces.
         needs: any of `data`, `labels`, `teacher`, `dialect`.
         libraries: distributions whose versions are part of the cache key.
+
+    A stage that makes a graph of a precision says which in `precision`: the plan refuses it for devices without it.
     """
 
     name: ClassVar[str]

@@ -30,13 +30,27 @@ class Bundle:
     facts: dict[str, Any]
 
 
+class Tolerance(Protocol):
+    """How far an output may be off: |found - expected| <= absolute + relative * |expected|; integers not at all."""
+
+    @property
+    def absolute(self) -> float:
+        """Return the allowance that every value has."""
+        ...
+
+    @property
+    def relative(self) -> float:
+        """Return the allowance as a share of the expected value."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class GoldenResult:
-    """What became of the golden outputs on the target.
+    """What became of golden outputs on a target.
 
     Attributes:
         matches: whether all are within the tolerance.
-        outputs: output name -> `matches`, `error` (largest difference, or None), `text`.
+        outputs: output name -> `matches`, `error` (largest difference, None when not comparable), `text`.
         count: feeds that were compared.
     """
 
@@ -51,7 +65,6 @@ class Target(Protocol):
     url: str
     provenance: Provenance
     findings: list[Finding]
-    """What is worth knowing about the machine: of another kind than the profile, or something else ran than asked."""
 
     def fingerprint(self) -> dict[str, str]:
         """Say what the target is (hardware, OS, runtime versions): part of cache keys and of the report."""
@@ -65,8 +78,8 @@ class Target(Protocol):
         """Measure `latency-p50`, `-p90`, `-p95`, `-p99` (ms) and `memory` (B) with at least `runs` timed runs."""
         ...
 
-    def golden(self, bundle: Bundle, inputs: Path, outputs: Path, *, absolute: float, relative: float) -> GoldenResult:
-        """Compare the outputs of golden inputs with the golden outputs, on the machine."""
+    def golden(self, bundle: Bundle, inputs: Path, outputs: Path, *, tolerance: Tolerance) -> GoldenResult:
+        """Compare what it gives for the feeds of one file with the outputs in another (`jobs.encode_feeds`)."""
         ...
 
     def __enter__(self) -> Self:

@@ -14,9 +14,10 @@ from edgekit.budget import Budget, Figure, judge, merge, parse_budget
 from edgekit.data import Dataset, open_dataset
 from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.evaluate import evaluate, figures, load_outputs
+from edgekit.evaluate.rows import leading_axis, rows_of, together
 from edgekit.events import Finding
 from edgekit.exporter import load_exporter
-from edgekit.gate import RUNS, Gate, feed_size, feeds_of, is_batched, model_size
+from edgekit.gate import RUNS, Gate, feeds_of, model_size
 from edgekit.jobs import read_feeds
 from edgekit.metrics import find_metric
 from edgekit.package import Extracted, extract_package
@@ -111,14 +112,14 @@ def _package(
         note = "accuracy was not looked at: give the data that the package was built with, --data"
         found.append(Figure(name="drop", value=None, unit="1", provenance="measured", on=on, note=note))
     else:
-        batched = is_batched(package.manifest.inputs, package.manifest.outputs)
-        feeds = feeds_of(samples.evaluation, feed_size(batched=batched), "evaluation", listen)
+        leading = leading_axis(package.manifest.inputs, package.manifest.outputs)
+        feeds = feeds_of(samples.evaluation, "evaluation", listen)
         comparison = evaluate(
             load_outputs(extracted.reference[0]),
-            machine.run(bundle, feeds),
-            samples.evaluation.labels,
+            together(machine.run(bundle, feeds), leading),
+            rows_of(samples.evaluation.labels, leading),
             find_metric(metric or details["metric"]),
-            batched=batched,
+            batched=leading is not None,
         )
         found += figures(comparison, on=on, provenance=machine.provenance)
         findings += comparison.findings
@@ -156,8 +157,7 @@ def _check_golden(extracted: Extracted, machine: Target) -> list[Finding]:
     inputs, outputs = extracted.golden
     if outputs is None:
         return []
-    allowed = extracted.variant.golden.tolerance
-    result = machine.golden(extracted.compiled(), inputs, outputs, absolute=allowed.absolute, relative=allowed.relative)
+    result = machine.golden(extracted.compiled(), inputs, outputs, tolerance=extracted.variant.golden.tolerance)
     return [
         Finding(
             severity="error",
@@ -220,7 +220,7 @@ def _judged(budget: Budget, found: Any, findings: list[Finding], artifact: str, 
     broken = [finding for finding in findings if finding.severity == "error"]
     missed = [check for check in verdict.checks if check.status == "fail"]
     unproven = [check for check in verdict.checks if check.status == "unproven"] if strict else []
-    why = [f"{c.name}: {c.reason}" for c in (*missed, *unproven)] + [f"{f.node}: {f.text}" for f in broken]
+    why = [check.reason or check.name for check in (*missed, *unproven)] + [f"{f.node}: {f.text}" for f in broken]
     error = ErrorReport(kind="budget", text="; ".join(why), where="", remedy="It does not keep its contract here.")
     return Result(
         status="fail" if why else verdict.status,

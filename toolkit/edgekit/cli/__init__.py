@@ -53,16 +53,18 @@ def run_cli(arguments: Sequence[str]) -> int:
     try:
         status = edgekit_command.main(args=list(arguments), prog_name="edgekit", standalone_mode=False)
     except click.exceptions.Exit as stop:
-        return stop.exit_code
+        status = stop.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        status = UsageError.exit_status
     except click.ClickException as error:
-        return _fail(_from_click(error), as_json=as_json)
+        status = _fail(_from_click(error), as_json=as_json)
     except EdgekitError as error:
-        return _fail(error, as_json=as_json)
+        status = _fail(error, as_json=as_json)
     except (KeyboardInterrupt, click.Abort):
-        sys.stderr.write("edgekit: interrupted: what is finished is kept, the same command goes on from there\n")
-        return INTERRUPTED
+        status = _interrupted(as_json=as_json)
     except Exception as error:  # noqa: BLE001 - a bug must still be told as one: exit status 1, with its traceback
-        return _bug(error, as_json=as_json)
+        status = _bug(error, as_json=as_json)
     return status if isinstance(status, int) else 0
 
 
@@ -76,6 +78,21 @@ def _fail(error: EdgekitError, *, as_json: bool) -> int:
 
     _print_error(of_error(error), str(error), as_json=as_json)
     return error.exit_status
+
+
+def _interrupted(*, as_json: bool) -> int:
+    from edgekit.result import ErrorReport, Result
+
+    error = ErrorReport(
+        kind="interrupted",
+        text="interrupted: what is finished is kept",
+        where="",
+        remedy="The same command goes on from there.",
+    )
+    _print_error(
+        Result(status="error", exit=INTERRUPTED, error=error), f"{error.text}\n{error.remedy}", as_json=as_json
+    )
+    return INTERRUPTED
 
 
 def _bug(error: Exception, *, as_json: bool) -> int:

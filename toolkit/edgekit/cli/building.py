@@ -50,7 +50,7 @@ def build(model: str, as_json: bool, quiet: bool, no_package: bool, **flags: Any
     budget = split_budget(options)
     with Teller(quiet=quiet or as_json) as teller:
         result = run_build(model, budget=budget, package=not no_package, listen=teller.listen, **options)
-    print_result(result, as_json=as_json, quiet=quiet)
+    print_result(result, as_json=as_json, quiet=quiet, told=teller.told)
     return result.exit
 
 
@@ -74,7 +74,7 @@ def validate(model: str, as_json: bool, quiet: bool, **flags: Any) -> int:
     budget = split_budget(options)
     with Teller(quiet=quiet or as_json) as teller:
         result = run_validate(model, budget=budget, listen=teller.listen, **options)
-    print_result(result, as_json=as_json, quiet=quiet)
+    print_result(result, as_json=as_json, quiet=quiet, told=teller.told)
     return result.exit
 
 

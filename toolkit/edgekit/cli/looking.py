@@ -44,8 +44,9 @@ def inspect(model: str, plan: bool, as_json: bool, **options: Any) -> int:
 @json_option
 def predict(model: str, as_json: bool, **options: Any) -> int:
     """Predict latency of MODEL as it is on a device, with an interval. Nothing is measured."""
-    from edgekit.cli.printing import console_for_stdout, print_json, rows_table, shown
+    from edgekit.cli.printing import console_for_stdout, print_json, rows_table
     from edgekit.predict import predict as run_predict
+    from edgekit.report import shown
 
     figures = run_predict(model, **options)
     if as_json:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,6 +23,7 @@ from rich.text import Text
 
 from edgekit import events
 from edgekit.budget import Check
+from edgekit.report import CHECKS, check_rows
 from edgekit.result import Result
 
 STATUS_STYLE = {"pass": "green", "fail": "bold red", "unproven": "yellow", "error": "bold red"}
@@ -44,6 +46,7 @@ class Teller:
             disable=quiet or not self._console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
+        self.told: set[events.Finding] = set()
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -59,6 +62,7 @@ class Teller:
             self._console.print(Text(f"{event.name:16} {how}", style="dim"))
             self._drop_tasks()
         elif isinstance(event, events.Found):
+            self.told.add(event.finding)
             self._console.print(finding_line(event.finding))
         elif isinstance(event, events.Progress):
             if event.label not in self._tasks:
@@ -71,21 +75,29 @@ class Teller:
         self._tasks.clear()
 
 
-def print_result(result: Result, *, as_json: bool, quiet: bool = False) -> None:
-    """Print a result: the JSON object alone, or findings, the verdict table and the package's path."""
+def print_result(result: Result, *, as_json: bool, quiet: bool = False, told: Collection[events.Finding] = ()) -> None:
+    """Print a result: the JSON object alone, or findings (but those told before), the verdict and the package."""
     if as_json:
         sys.stdout.write(result.to_json().decode() + "\n")
         return
     console = console_for_stdout()
+    planned = [run.facts["plan"] for run in result.stages if "plan" in run.facts]
+    if planned:
+        console.print(rows_table("plan", ("stage",), [(line,) for line in planned]))
+        return
     if not quiet:
         for finding in result.findings:
-            console.print(finding_line(finding))
+            if finding not in told:
+                console.print(finding_line(finding))
         if result.coverage:
             console.print(coverage_line(result.coverage))
+    _print_verdict(console, result)
+
+
+def _print_verdict(console: Console, result: Result) -> None:
     if result.checks:
         console.print(verdict_table(result.checks))
-    style = STATUS_STYLE[result.status]
-    console.print(Text.assemble("verdict: ", (result.status, style)))
+    console.print(Text.assemble("verdict: ", (result.status, STATUS_STYLE[result.status])))
     if result.error:
         console.print(Text(f"reason: {result.error.text}"))
         if result.error.remedy:
@@ -101,42 +113,16 @@ def console_for_stdout() -> Console:
 
 
 def verdict_table(checks: Sequence[Check]) -> Table:
-    """Return the table of checks: value, 95 % interval, budget, status and how the value was obtained."""
+    """Return the table of checks: value, 95 % bounds, budget, status and how the value was obtained."""
     table = Table(title="verdict", title_justify="left")
-    for heading, justify in (("check", "left"), ("value", "right"), ("95 % bounds", "right"), ("budget", "right")):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]  # rich's Literal
-    table.add_column("status")
-    table.add_column("obtained")
-    for check in checks:
-        interval = (
-            ""
-            if check.low is None or check.high is None
-            else f"{shown(check.low, check.unit)} .. {shown(check.high, check.unit)}"
-        )
-        obtained = f"{check.provenance} on {check.on}" + (f", n = {check.n}" if check.n else "")
-        table.add_row(
-            check.name,
-            shown(check.value, check.unit),
-            interval,
-            shown(check.budget, check.unit) if check.budget is not None else "",
-            Text(check.status if check.budget is not None else "", style=STATUS_STYLE[check.status]),
-            Text(obtained + (f"; {check.reason}" if check.reason and check.status != "pass" else "")),
-        )
+    for heading in CHECKS:
+        table.add_column(heading, justify="right" if heading in {"value", "95 % bounds", "budget"} else "left")
+    for check, row in zip(checks, check_rows({"checks": msgspec.to_builtins(checks)}), strict=True):
+        name, value, bounds, budget, _, obtained = row
+        decided = check.budget is not None or check.status != "pass"
+        status = Text(check.status if decided else "", style=STATUS_STYLE[check.status])
+        table.add_row(name, value, bounds, budget, status, Text(obtained))
     return table
-
-
-def shown(value: float | None, unit: str) -> str:
-    """Format a value with its unit for people."""
-    if value is None:
-        return "-"
-    if unit == "B":
-        for scale, word in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-            if value >= scale:
-                return f"{value / scale:.2f} {word}"
-        return f"{value:.0f} B"
-    if unit == "1":
-        return f"{value:.2%}"
-    return f"{value:.3g} {unit}".strip()
 
 
 def finding_line(finding: events.Finding) -> Text:
@@ -169,6 +155,4 @@ def rows_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[Any]
 
 def print_json(value: Any) -> None:
     """Print one JSON value on stdout."""
-    import msgspec
-
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")

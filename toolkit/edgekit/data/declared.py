@@ -164,7 +164,8 @@ def _encoder(declared: Declared, specs: Sequence[TensorSpec], findings: list[Fin
     places = [folder / TOKENIZER for folder in (declared.processor, declared.base) if folder is not None]
     if rule.tokenizer:
         given = declared.base / rule.tokenizer
-        places = [given / TOKENIZER if given.is_dir() else given, *(places if rule.sha256 else [])]
+        given = given / TOKENIZER if given.is_dir() else given
+        places = [*places, given] if rule.sha256 else [given]  # with a hash: recorded, and carried by a package
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         raise InputError(
@@ -174,8 +175,7 @@ def _encoder(declared: Declared, specs: Sequence[TensorSpec], findings: list[Fin
             '(kind = "text" in preprocessing.toml).',
         )
     encoder = TextEncoder(rule, path)
-    for note in encoder.complete(specs, declared.source):
-        findings.append(noted(note.rule, note.text))  # noqa: PERF401 - a comprehension would hide the word
+    findings.extend(noted(note.rule, note.text) for note in encoder.complete(specs, declared.source))
     return encoder
 
 

@@ -18,10 +18,12 @@ import numpy.typing as npt
 from edgekit.artifact import TensorSpec
 from edgekit.data.limits import MAX_SPOOL_BYTES
 from edgekit.data.pipeline import Raw
-from edgekit.data.records import LABEL_KEYS
+from edgekit.data.records import LABEL_KEYS, split_rows
+from edgekit.data.rules import Rule
 from edgekit.errors import InputError, did_you_mean
 
 PREFIX = "python:"
+_PAIR = 2  # (feed, label)
 _FORMS = "A factory returns feeds, (feed, label) pairs, or a dict of split name -> one of these."
 
 
@@ -48,11 +50,14 @@ def load(url: str) -> dict[str, Any]:
 
 
 class FactoryRecords:
-    """Samples of a factory: indexed when it gave a sequence, else drawn once into a temporary file.
+    """Samples of a factory: indexed when it gave a sequence of them, else drawn once into a temporary file.
+
+    Feeds of several rows (a torch `DataLoader`) are split into samples as those of a folder are.
 
     Args:
         given: a sequence (`len` and indexing, such as a torch data set) or any other iterable.
         specs: the model's inputs; a bare array stands for the only one.
+        rules: the declared preprocessing by input.
         name: how to call it.
 
     Raises:
@@ -61,18 +66,16 @@ class FactoryRecords:
 
     classes: tuple[str, ...] = ()
 
-    def __init__(self, given: Any, specs: Sequence[TensorSpec], name: str) -> None:
-        self._specs, self._name = specs, name
+    def __init__(self, given: Any, specs: Sequence[TensorSpec], rules: Mapping[str, Rule], name: str) -> None:
+        self._specs, self._rules, self._name = specs, rules, name
         self._labels: dict[int, Any] = {}
-        self._items: Sequence[Any]
-        if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
-            self._items = given
-        elif isinstance(given, Iterable):
-            self._items = spool = _Spool()
-            for index, item in enumerate(self._drawn(given)):
-                spool.add(self._feed(item, index), name)
-        else:
+        self._items: Sequence[Any] | _Spool
+        if not isinstance(given, Iterable) and not _is_sequence(given):
             raise InputError(f"it gave {type(given).__name__}", where=name, remedy=_FORMS)
+        if _is_sequence(given) and (len(given) == 0 or self._rows(*self._feed(self._item(given, 0), 0), 0)[0] is None):
+            self._items = given
+        else:
+            self._items = self._spooled(given)
         self._count = len(self._items)
         self.ids = [f"{name}[{index}]" for index in range(self._count)]
 
@@ -87,17 +90,31 @@ class FactoryRecords:
         return self._count
 
     def __getitem__(self, index: int) -> Raw:
-        try:
-            item = self._items[index]
-        except Exception as error:
-            raise InputError(
-                f"sample {index} raised {type(error).__name__}: {error}",
-                where=self._name,
-                remedy="Correct the factory.",
-            ) from error
-        return self._feed(item, index)
+        if isinstance(self._items, _Spool):
+            return self._items.feed(index)
+        feed, label = self._feed(self._item(self._items, index), index)
+        rows, label = self._rows(feed, label, index)
+        if rows is not None:
+            raise InputError(f"sample {index} has {rows} rows, the first has one", where=self._name,
+                             remedy="Give single samples, or batches from the first on.")  # fmt: skip
+        self._keep(index, label)
+        return feed
 
-    def _drawn(self, given: Iterable[Any]) -> Iterator[Any]:
+    def _spooled(self, given: Any) -> _Spool:
+        spool = _Spool()
+        for index, item in enumerate(self._drawn(given)):
+            feed, label = self._feed(item, index)
+            rows, label = self._rows(feed, label, index)
+            for row in [None] if rows is None else range(rows):
+                self._keep(len(spool), label if row is None or label is None else label[row])
+                part = feed if row is None else {name: array[row : row + 1] for name, array in feed.items()}
+                spool.add(part, self._name)
+        return spool
+
+    def _drawn(self, given: Any) -> Iterator[Any]:
+        if _is_sequence(given):
+            yield from (self._item(given, index) for index in range(len(given)))
+            return
         iterator = iter(given)
         for index in itertools.count():
             try:
@@ -105,41 +122,59 @@ class FactoryRecords:
             except StopIteration:
                 return
             except Exception as error:
-                raise InputError(
-                    f"sample {index} raised {type(error).__name__}: {error}",
-                    where=self._name,
-                    remedy="Correct the factory.",
-                ) from error
+                raise self._raised(error, index) from error
             yield item
 
-    def _feed(self, item: Any, index: int) -> dict[str, npt.NDArray[np.generic]]:
-        if isinstance(item, tuple):
-            if len(item) != 2:  # noqa: PLR2004 - (feed, label)
+    def _item(self, given: Any, index: int) -> Any:
+        try:
+            return given[index]
+        except Exception as error:
+            raise self._raised(error, index) from error
+
+    def _raised(self, error: Exception, index: int) -> InputError:
+        text = f"sample {index} raised {type(error).__name__}: {error}"
+        return InputError(text, where=self._name, remedy="Correct the factory.")
+
+    def _feed(self, item: Any, index: int) -> tuple[dict[str, npt.NDArray[np.generic]], Any]:
+        """Return a sample as arrays by input name, and its label (None when there is none)."""
+        label = None
+        if isinstance(item, tuple) or (isinstance(item, list) and _is_pair(item)):
+            if len(item) != _PAIR:
                 raise InputError(f"sample {index} is a tuple of {len(item)}", where=self._name, remedy=_FORMS)
             item, label = item
-            self._keep(index, label)
         if not isinstance(item, Mapping):
             if len(self._specs) != 1:
                 raise InputError(f"sample {index} is no dict of input name -> array", where=self._name, remedy=_FORMS)
             item = {self._specs[0].name: item}
-        inputs = {spec.name for spec in self._specs}
-        for key in LABEL_KEYS:
-            if key in item and key not in inputs:
-                self._keep(index, item[key])
+        beside = {*LABEL_KEYS} - {spec.name for spec in self._specs}
+        label = next((item[key] for key in LABEL_KEYS if key in beside & item.keys()), label)
         try:
-            feed = {str(name): np.asarray(value) for name, value in item.items() if name not in {*LABEL_KEYS} - inputs}
+            feed = {str(name): np.asarray(value) for name, value in item.items() if name not in beside}
         except Exception as error:
             raise InputError(f"sample {index} is no arrays: {error}", where=self._name, remedy=_FORMS) from error
         if any(array.dtype.kind == "O" for array in feed.values()):
             raise InputError(f"sample {index} is no arrays of numbers", where=self._name, remedy=_FORMS)
-        return feed
+        return feed, np.asarray(label) if hasattr(label, "__array__") else label
+
+    def _rows(self, feed: Mapping[str, npt.NDArray[np.generic]], label: Any, index: int) -> tuple[int | None, Any]:
+        shapes = {name: array.shape for name, array in feed.items()}
+        return split_rows(shapes, label, self._specs, self._rules, where=f"{self._name}[{index}]", batched=False)
 
     def _keep(self, index: int, label: Any) -> None:
         if label is not None:
-            self._labels[index] = np.asarray(label) if hasattr(label, "__array__") else label
+            self._labels[index] = label
 
 
-class _Spool(Sequence[dict[str, npt.NDArray[np.generic]]]):
+def _is_sequence(given: Any) -> bool:
+    return hasattr(given, "__getitem__") and hasattr(given, "__len__")
+
+
+def _is_pair(item: list[Any]) -> bool:
+    """Say whether a list is what a torch `DataLoader` makes of (input, label), and no array written as a list."""
+    return len(item) == _PAIR and (isinstance(item[0], Mapping) or hasattr(item[0], "__array__"))
+
+
+class _Spool:
     """Feeds in an unnamed temporary file: nothing is left behind, whatever ends the process."""
 
     def __init__(self) -> None:
@@ -165,7 +200,7 @@ class _Spool(Sequence[dict[str, npt.NDArray[np.generic]]]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: Any) -> Any:
+    def feed(self, index: int) -> dict[str, npt.NDArray[np.generic]]:
         feed = {}
         for key, kind, shape, start in self._places[index]:
             self._file.seek(start)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from edgekit.data import arrow, factory, pictures, tables
+from edgekit.data import arrow, pictures, tables
 from edgekit.data.faults import named, noted, printable
 from edgekit.data.limits import MAX_CONFIG_BYTES
 from edgekit.data.rules import SIDECARS
+from edgekit.data.text import TOKENIZER, TOKENIZER_CONFIG
 from edgekit.errors import InputError
 from edgekit.events import Finding
 
@@ -39,6 +40,7 @@ _FORMS = (
     "Give a folder of images by class, a .npz, .npy, .csv, .tsv or .jsonl, a folder of .npz feeds, a folder that "
     "`datasets` saved, or python:module:factory."
 )
+_BESIDE = (*SIDECARS, *LABEL_FILES, TOKENIZER, TOKENIZER_CONFIG)
 _ENOUGH_ROLES = 2
 
 
@@ -64,13 +66,11 @@ class Place:
 
 
 def find(path: str, findings: list[Finding]) -> dict[Role, Place]:
-    """Return what lies at a path, by split (`all` when no names say what is for what).
+    """Return what lies at a path of files, by split (`all` when no names say what is for what).
 
     Raises:
         InputError: nothing there, nothing that can be read, or a mix that could mean two things.
     """
-    if path.startswith(factory.PREFIX):
-        raise ValueError("factories are loaded, not found")
     root = Path(path).absolute()
     if root.is_file():
         return {"all": _file(root, root.name)}
@@ -92,7 +92,7 @@ def find(path: str, findings: list[Finding]) -> dict[Role, Place]:
     if split_files and _decides(split_files, files):
         _note_ignored([entry.name for entry in [*files, *folders] if entry.stem.lower() not in ROLES], findings)
         return {role: _file(entry, printable(f"{root.name}/{entry.name}")) for role, entry in split_files.items()}
-    return {"all": _folder(root, printable(root.name), findings)}
+    return {"all": _folder(root, printable(root.name), findings, beside=_BESIDE)}
 
 
 def named_splits(splits: dict[str, object], form: Form, name: str, where: str) -> dict[Role, Place]:
@@ -154,7 +154,8 @@ def _file(path: Path, name: str) -> Place:
     )
 
 
-def _folder(root: Path, name: str, findings: list[Finding]) -> Place:
+def _folder(root: Path, name: str, findings: list[Finding], *, beside: Collection[str] = ()) -> Place:
+    """Find out what a folder holds; files that lie `beside` the data are read by others."""
     if arrow.is_saved_dataset(root):
         given = arrow.load(root)
         return Place(form="arrow", name=name, given=next(iter(given.values())))
@@ -169,11 +170,8 @@ def _folder(root: Path, name: str, findings: list[Finding]) -> Place:
             where=where,
             remedy="Keep one kind, or give the other folder.",
         )
-    chosen = images or arrays or lists
-    _note_ignored(
-        [str(path.relative_to(root)) for path in files if path not in set(chosen) and not _is_known(path)],
-        findings,
-    )
+    taken = {*(images or arrays or lists), *(root / known for known in beside)}
+    _note_ignored([str(path.relative_to(root)) for path in files if path not in taken], findings)
     if images:
         return _images(root, name, images, findings)
     if arrays:
@@ -282,10 +280,6 @@ def _is_hidden(name: str) -> bool:
 
 def _is_data(path: Path) -> bool:
     return path.suffix.lower() in ARRAYS | tables.SUFFIXES | pictures.SUFFIXES
-
-
-def _is_known(path: Path) -> bool:
-    return path.name in SIDECARS or path.name in LABEL_FILES
 
 
 def _note_ignored(names: Sequence[str], findings: list[Finding]) -> None:

@@ -17,6 +17,8 @@ from edgekit.events import Finding
 Labels = npt.NDArray[Any]
 _PLACEHOLDER = re.compile(r"LABEL_\d+")
 _MATRIX = 2
+IGNORED = -100
+"""Index of a position that has no label, in labels of more than one axis (as torch and transformers have it)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +85,10 @@ def encode(given: Mapping[str, Given], names: Names) -> tuple[dict[str, Labels],
     if not own:
         return arrays, names.model, findings
     table, classes = _match(own, names, findings)
-    return {split: table[array] for split, array in arrays.items()}, classes, findings
+    mapped = {
+        split: np.where(array == IGNORED, IGNORED, table[np.maximum(array, 0)]) for split, array in arrays.items()
+    }
+    return mapped, classes, findings
 
 
 def _are_numbers(found: Sequence[str], names: Names) -> bool:
@@ -170,6 +175,8 @@ def _plain(names: Sequence[str]) -> list[str]:
 def _check_range(given: Mapping[str, Given], arrays: Mapping[str, Labels], count: int) -> None:
     for split, array in arrays.items():
         rows = array.reshape(len(array), -1)
+        if array.ndim > 1:  # positions that a metric leaves out
+            rows = np.where(rows == IGNORED, 0, rows)
         bad = np.flatnonzero(((rows < 0) | (rows >= (count or np.iinfo(np.int64).max))).any(axis=1))
         if len(bad):
             worst = rows[bad[0]].min() if (rows[bad[0]] < 0).any() else rows[bad[0]].max()
@@ -209,6 +216,8 @@ def _array(part: Given, findings: list[Finding]) -> Labels:
             noted("data-labels-one-hot", text=f"one-hot labels of {array.shape[1]} classes taken as indices")
         )
         array = array.argmax(axis=1)
+    if array.ndim > _MATRIX:
+        return array  # dense targets may be large
     return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
 
 

@@ -27,7 +27,7 @@ _NAMED_BAD = 200
 
 
 def open_dataset(  # noqa: PLR0913 - keyword-only options, as the command line has them
-    path: str,
+    path: str | Path,
     inputs: Sequence[TensorSpec],
     *,
     preprocessing: Mapping[str, Any] | None = None,
@@ -70,6 +70,7 @@ def open_dataset(  # noqa: PLR0913 - keyword-only options, as the command line h
         raise UsageError(f"{limit} calibration samples", remedy="Ask for at least one.")
     if not inputs:
         raise UsageError("a model without inputs takes no data")
+    path = str(path)
     findings: list[Finding] = []
     places = _places(path, findings)
     declared = read_declared(path, preprocessing, processor, inputs, findings)
@@ -150,8 +151,8 @@ def _scan(
         InputError: values that are not finite, or too many samples that cannot be read: names them.
     """
     notes, content = Notes(), dict[Key, bytes]()
-    bad: list[str] = []
-    wild: list[str] = []
+    bad: list[InputError] = []
+    wild: list[InputError] = []
     total = sum(len(indices) for indices in wanted.values())
     for role, source in sources.items():
         for checked in scan(source, wanted[role], listen):
@@ -159,19 +160,18 @@ def _scan(
                 content[role, checked.index] = source.digests[checked.index]
                 notes.add(checked.notes, source.records.ids[checked.index])
             else:
-                told = wild if isinstance(checked.error, NonFiniteError) else bad
-                told.append(f"{checked.error.where} ({checked.error.text})")
+                (wild if isinstance(checked.error, NonFiniteError) else bad).append(checked.error)
     if wild:
         raise InputError(
-            f"{len(wild)} of {total} samples are not finite: {named(wild, _NAMED_BAD)}",
-            where=wild[0].partition(" (")[0],
+            f"{len(wild)} of {total} samples are not finite: {_told(wild)}",
+            where=wild[0].where,
             remedy="Remove or repair them: ranges and accuracy mean nothing with them.",
         )
     if bad and (strict or len(bad) > BAD_SHARE * total):
         rule = "none may be with --strict" if strict else f"at most {BAD_SHARE:.0%} are skipped"
         raise InputError(
-            f"{len(bad)} of {total} samples cannot be read, {rule}: {named(bad, _NAMED_BAD)}",
-            where=bad[0].partition(" (")[0],
+            f"{len(bad)} of {total} samples cannot be read, {rule}: {_told(bad)}",
+            where=bad[0].where,
             remedy="Remove or repair them.",
         )
     if bad:
@@ -179,11 +179,15 @@ def _scan(
             warned(
                 "data-bad-files",
                 remedy="Remove or repair them.",
-                text=f"{len(bad)} of {total} samples skipped, they cannot be read: " + named(bad, _NAMED_BAD),
+                text=f"{len(bad)} of {total} samples skipped, they cannot be read: {_told(bad)}",
             )
         )
     findings.extend(notes.findings(total))
     return content
+
+
+def _told(errors: Sequence[InputError]) -> str:
+    return named([f"{error.where} ({error.text})" for error in errors], _NAMED_BAD)
 
 
 def _labels(

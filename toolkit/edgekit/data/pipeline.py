@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -208,7 +209,11 @@ def preprocess_one(
         encoder = TextEncoder(rules.text, (folder or Path()) / rules.text.tokenizer)
     rules = complete(rules, rows, "preprocessing", encoder=encoder)
     pipeline = Pipeline(rules, rows, encoder=encoder)
-    feed = pipeline.feed(pipeline.decode(given, where, []), where)
+    pictured = any(isinstance(rule, ImageRule) for rule in rules.inputs.values())
+    with pictures.quiet() if pictured else nullcontext():
+        content = pipeline.decode(given, where, [])
+    pipeline.check(content, where, [])
+    feed = pipeline.feed(content, where)
     return {
         spec.name: feed[spec.name] if spec in rows else np.repeat(feed[spec.name], int(spec.shape[0]), axis=0)
         for spec in inputs
@@ -217,7 +222,7 @@ def preprocess_one(
 
 def fixed_rows(spec: TensorSpec, rank: int) -> int:
     """Return the rows that an input's batch axis is fixed to, for samples of `rank` axes; 1 when it is not."""
-    first = spec.shape[0] if len(spec.shape) == rank + 1 else 1
+    first = spec.shape[0] if spec.shape and len(spec.shape) == rank + 1 else 1
     return first if isinstance(first, int) else 1
 
 

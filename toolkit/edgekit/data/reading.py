@@ -100,13 +100,13 @@ def _open(place: Place, specs: Sequence[TensorSpec], declared: Declared) -> Reco
             file = ArrayFile(place.paths[0], where=place.name, alone=specs[0].name)
             return ArrayRows(file, specs, place.name)
         case "feeds":
-            return FeedFiles(place.paths, place.ids, specs)
+            return FeedFiles(place.paths, place.ids, specs, declared.preprocessing.inputs)
         case "table":
             return TextTable(place.paths[0], place.name, columns)
         case "arrow":
             return ArrowRows(place.given, specs, place.name, columns)
         case "factory":
-            return FactoryRecords(place.given, specs, place.name)
+            return FactoryRecords(place.given, specs, declared.preprocessing.inputs, place.name)
         case _:
             assert_never(place.form)
 

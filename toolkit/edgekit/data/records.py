@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +13,9 @@ from edgekit.artifact import TensorSpec
 from edgekit.data.arrays import ArrayFile
 from edgekit.data.conform import check_names
 from edgekit.data.faults import UnreadableError, named
+from edgekit.data.pictures import is_one
 from edgekit.data.pipeline import Raw
+from edgekit.data.rules import ImageRule, Rule, TensorRule
 from edgekit.errors import InputError
 
 LABEL_KEYS = ("y", "label", "labels")
@@ -100,7 +102,7 @@ class ArrayRows:
         self._arrays = {spec.name: file.rows(spec.name) for spec in specs}
         self._count = lengths[specs[0].name] or 0
         self.ids = [f"{name}[{index}]" for index in range(self._count)]
-        self.labels: RawLabels | None = file.read(key) if key else None
+        self.labels: RawLabels | None = file.rows(key) if key else None
 
     def __len__(self) -> int:
         return self._count
@@ -112,14 +114,17 @@ class ArrayRows:
 class FeedFiles:
     """A folder of `.npz` (or `.npy`) files that are one feed each, with its batch axis.
 
-    A file with one label per row is as many samples as it has rows, unless the model's batch axis is fixed: then the
-    feed stays whole and its labels with it.
+    A feed of several rows is as many samples where the batch axis is free: where there is one label per row, or where
+    all inputs share a leading axis that is called like a batch. Else (a fixed batch, a leading axis of time) the feed
+    stays whole, and what labels it has stay together.
     """
 
     classes: tuple[str, ...] = ()
 
-    def __init__(self, paths: Sequence[Path], ids: Sequence[str], specs: Sequence[TensorSpec]) -> None:
-        self._specs, self._files = specs, list(zip(paths, ids, strict=True))
+    def __init__(
+        self, paths: Sequence[Path], ids: Sequence[str], specs: Sequence[TensorSpec], rules: Mapping[str, Rule]
+    ) -> None:
+        self._specs, self._rules, self._files = specs, rules, list(zip(paths, ids, strict=True))
         self._entries: list[tuple[int, int | None]] = []
         self._shard: tuple[int, dict[str, npt.NDArray[np.generic]]] | None = None
         self.ids: list[str] = []
@@ -136,7 +141,7 @@ class FeedFiles:
             for row in [None] if rows is None else range(rows):
                 self._entries.append((position, row))
                 self.ids.append(name if row is None else f"{name}[{row}]")
-                labels.append(found if row is None else found[row])
+                labels.append(found if row is None or found is None else found[row])
         labelled = any(label is not None for label in labels)
         if labelled and unlabelled:
             raise InputError(
@@ -165,19 +170,66 @@ class FeedFiles:
         """Return how many samples the file is split into (None: it is one) and its label or labels."""
         file = self._open(path, name)
         key = label_key(file, self._specs)
-        inputs = {spec.name for spec in self._specs}
-        self.unused.extend(sorted(set(file.headers) - inputs - {key, *self.unused}))
-        if key is None:
-            return None, None
-        label = file.read(key)
-        rows = {file.headers[each].shape[:1] for each in inputs if each in file.headers}
-        if label.ndim > 0 and rows == {label.shape[:1]} and len(label) != 1:
-            whole = any(spec.shape[:1] == label.shape[:1] for spec in self._specs)
-            return (None, label) if whole else (len(label), label)
-        return None, label[0] if label.shape[:1] == (1,) else label[()]
+        self.unused.extend(sorted(set(file.headers) - {spec.name for spec in self._specs} - {key, *self.unused}))
+        label = file.read(key) if key else None
+        shapes = {other: header.shape for other, header in file.headers.items()}
+        return split_rows(shapes, label, self._specs, self._rules, where=name, batched=True)
 
     def _open(self, path: Path, name: str) -> ArrayFile:
         return ArrayFile(path, where=name, alone=self._specs[0].name)
+
+
+def split_rows(
+    shapes: Mapping[str, Sequence[int]],
+    label: Any,
+    specs: Sequence[TensorSpec],
+    rules: Mapping[str, Rule],
+    *,
+    where: str,
+    batched: bool,
+) -> tuple[int | None, Any]:
+    """Say into how many samples a feed is split (None: it is one), and give its labels back: one per sample.
+
+    Args:
+        shapes: of the feed's arrays.
+        label: one, one per row, or None.
+        specs: the model's inputs.
+        rules: the declared preprocessing by input.
+        where: the feed's name.
+        batched: images have a batch axis for sure; else their shape tells.
+
+    Raises:
+        InputError: a feed of several samples with one label.
+    """
+    if not all(_is_batched(shapes.get(spec.name, ()), rules.get(spec.name), spec, sure=batched) for spec in specs):
+        return None, label
+    lengths = {shapes[spec.name][0] for spec in specs}
+    rows = lengths.pop() if len(lengths) == 1 else 1
+    per_row = label is not None and np.shape(label)[:1] == (rows,)
+    if rows == 1:
+        return None, label[0] if per_row else label
+    free = all(isinstance(spec.shape[0], str) for spec in specs)
+    if not free or not (per_row or _share_batch(specs)):
+        return None, label
+    if label is not None and not per_row:
+        text = f"{rows} rows and a label of shape {list(np.shape(label))}"
+        raise InputError(text, where=where, remedy="Give one label per row.")
+    return rows, label
+
+
+def _share_batch(specs: Sequence[TensorSpec]) -> bool:
+    first = {spec.shape[0] for spec in specs}
+    name = str(next(iter(first))).lower()
+    return len(first) == 1 and (name in {"n", "b", "bs", "bsz"} or "batch" in name)
+
+
+def _is_batched(shape: Sequence[int], rule: Rule | None, spec: TensorSpec, *, sure: bool) -> bool:
+    """Say whether an array has the rank that an input's rule takes with a batch axis."""
+    if not shape or not spec.shape:
+        return False
+    if isinstance(rule, ImageRule):
+        return sure or not is_one(shape)
+    return len(shape) == len(spec.shape) - (isinstance(rule, TensorRule) and rule.expand is not None)
 
 
 def label_key(file: ArrayFile, specs: Sequence[TensorSpec]) -> str | None:

@@ -24,7 +24,8 @@ class Samples(Protocol):
         ids: a name per sample that a user can find again (`folder/cat/3.png`, `test.npz[17]`).
         labels: one label per sample along the first axis, or None. Usually int64 class indices in the order of the
             model's outputs or float64 values, of shape [n]; [n, rows] where the model's batch axis is fixed to more
-            than one row; any numeric shape [n, ...] for dense targets; dtype object for targets of unequal shape.
+            than one row; any numeric shape [n, ...] for dense targets (-100: no label there); dtype object for targets
+            of unequal shape.
     """
 
     ids: Sequence[str]

@@ -18,6 +18,7 @@ from edgekit.data.samples import Feed
 from edgekit.errors import InputError, IntegrityError, TargetError
 
 TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 _ROLES = {
     "input_ids": "ids",
     "input_word_ids": "ids",
@@ -53,7 +54,7 @@ class TextEncoder:
 
     def complete(self, specs: Sequence[TensorSpec], where: str) -> list[Note]:
         """Fill in what the rule leaves open; say what was chosen. InputError when text cannot make an input."""
-        rule, config = self.rule, _read_config(self.path.with_name("tokenizer_config.json"))
+        rule, config = self.rule, _read_config(self.path.with_name(TOKENIZER_CONFIG))
         own_padding, own_cut = self._tokenizer.padding or {}, self._tokenizer.truncation or {}
         notes, fixed = [], _fixed_length(specs, where)
         longest = rule.max_length or fixed

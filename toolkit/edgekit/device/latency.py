@@ -205,10 +205,10 @@ def collect(
         (warm-up, timed) durations in milliseconds.
     """
     warmup, timed = [], []  # type: List[float], List[float]
-    begun = clock()
     collecting = gc.isenabled()
-    gc.collect()
+    gc.collect()  # takes seconds in a big process: not of the time for the runs
     gc.disable()
+    begun = clock()
     try:
         look = WARM_RUNS
         while clock() - begun < max_seconds / 3 * 1e9:

@@ -1,6 +1,6 @@
 """Original against candidate: run both on the same samples, compare the metric and every output.
 
-original = run_onnx(folder, samples.batches(32))
+original = run_onnx(folder, samples.batches(1))
 save_outputs(out / "reference.npz", original)
 comparison = evaluate(load_outputs(out / "reference.npz"), candidate, samples.labels, metric,
 count=len(samples)) verdict = judge(budget, [*figures(comparison, on="jetson"), ...])

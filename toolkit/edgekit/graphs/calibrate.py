@@ -157,18 +157,18 @@ def collect(
         bad: dict[str, str] = {}
         for index in range(len(samples)):
             feed, name = samples.sample(index), samples.ids[index]
-            if problem := _problem(feed, "input"):
+            if problem := problem_in(feed, "input"):
                 bad[name] = problem
                 continue
             outputs = run(session, feed, sample=name)
-            if problem := _problem({item.name: outputs[item.name] for item in model.graph.output}, "output"):
+            if problem := problem_in({item.name: outputs[item.name] for item in model.graph.output}, "output"):
                 bad[name] = problem
                 continue
             meters = found.held if index in held_out else found.fit
             for tensor in group:
                 meters[tensor].add(np.asarray(outputs[tensor], np.float32))
             tell(number * len(samples) + index + 1, len(groups) * len(samples))
-        _refuse(bad)
+        refuse_bad(bad)
     return found
 
 
@@ -184,7 +184,8 @@ def _groups(sizes: dict[str, int]) -> list[list[str]]:
     return groups
 
 
-def _problem(feed: Feed, side: str) -> str:
+def problem_in(feed: Feed, side: str) -> str:
+    """Say what makes the tensors of one side (`input`, `output`) of a sample unusable; empty: nothing does."""
     for name, array in feed.items():
         values = np.asarray(array)
         if values.dtype.kind == "f" and (np.isnan(values).any() or (side == "input" and np.isinf(values).any())):
@@ -193,7 +194,8 @@ def _problem(feed: Feed, side: str) -> str:
     return ""
 
 
-def _refuse(bad: dict[str, str]) -> None:
+def refuse_bad(bad: dict[str, str]) -> None:
+    """Raise an InputError that names the samples (name -> problem) that cannot be used, if there are any."""
     if not bad:
         return
     listed = ", ".join(f"{name} ({problem})" for name, problem in list(bad.items())[:_NAMED])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit import errors
-from edgekit.errors import EdgekitError, InputError
+from edgekit.errors import EdgekitError, InputError, TargetError
 
 GIB = 1 << 30
 
@@ -69,7 +69,8 @@ def run_task(
         deadline: `time.monotonic()` value by which it must end, or None.
 
     Raises:
-        EdgekitError: whatever class the task raised; InputError when the child crashed or went over a limit.
+        EdgekitError: whatever class the task raised; InputError when the child crashed or went over a limit;
+            TargetError when the deadline passed.
     """
     numbers = limits.for_size(size)
     seconds = limits.wall_seconds if deadline is None else min(limits.wall_seconds, deadline - time.monotonic())
@@ -81,6 +82,12 @@ def run_task(
         if status == 0 and (private / "result.json").exists():
             return _answer(json.loads((private / "result.json").read_text(encoding="ascii")))
         log = (private / "log").read_text(encoding="utf-8", errors="replace")
+        if status is None and deadline is not None and time.monotonic() >= deadline:
+            raise TargetError(
+                "work on the model did not end before the deadline and was stopped",
+                where=task,
+                remedy="Allow more time, or use a faster machine.",
+            )
         if status == 1 and "Traceback" in log:
             raise EdgekitError(f"the task '{task}' on a model failed: {_last_line(log)}")
         raise _crash(status, log, numbers, seconds)

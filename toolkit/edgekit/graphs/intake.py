@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,39 +30,48 @@ _DAMAGED = "Export or download it again; onnx.checker.check_model says more."
 
 
 def intake(source: str, limits: dict[str, Any]) -> dict[str, Any]:
-    """Read the model at `source` and write `model.onnx` (and its data) to the current folder.
+    """Read the model at `source` into the current folder, under limits that follow its true size.
 
     Args:
         source: path of the untrusted model; never written to.
-        limits: the user's limits (see `child.Limits`), from which those for the model's true size are made.
+        limits: the user's limits (see `child.Limits`).
+    """
+    return take_in(Path(source), Path(), lambda size: confine(vars(Limits(**limits).for_size(size))))
+
+
+def take_in(path: Path, out: Path, allow: Callable[[int], None]) -> dict[str, Any]:
+    """Read a model and write `model.onnx` (and its data) to the folder `out`.
+
+    Args:
+        path: the untrusted model.
+        out: an empty folder.
+        allow: called with the model's size in bytes, weights in other files included, as soon as it is known.
 
     Returns:
-        The artifact's facts, `findings` included.
+        The artifact's facts, `findings` and `external` included.
 
     Raises:
         InputError: it is no ONNX model, damaged, unsafe or newer than what is installed.
         UnsupportedError: it has inputs or operators that edgekit or onnxruntime cannot handle.
     """
-    path, out = Path(source), Path(MAIN)
+    target = out / MAIN
     findings: list[Finding] = []
     model = parse(path)
     findings += check_versions(model)
     total, external = check_storage(model, path.parent)
-    numbers = Limits(**limits).for_size(total + path.stat().st_size)
-    confine(vars(numbers))
+    allow(total + path.stat().st_size)
     changed = normalize(model, findings)
     check_signature(model)
     findings += foreign_operators(model)
     try:
-        save_model(model, out, source=path.parent)
+        save_model(model, target, source=path.parent)
     except (ValueError, TypeError) as error:  # protobuf refuses strings that are not UTF-8 and sizes over 2 GiB
         raise InputError(f"the model cannot be written again: {error}", remedy=_DAMAGED) from None
-    check(out)
-    load(out)
-    findings += raise_opset(out)
-    settle_outputs(out)
-    findings += training_nodes(load_model(out))
-    facts, more = facts_of(out)
+    check(target)
+    load(target)
+    findings += raise_opset(target)
+    findings += training_nodes(load_model(target))
+    facts, more = facts_of(target)
     if changed:
         facts["renamed_nodes"] = changed
     return facts | {"external": external, "findings": msgspec.to_builtins([*findings, *more])}
@@ -87,7 +97,23 @@ def parse(path: Path) -> onnx.ModelProto:
         model = onnx.ModelProto.FromString(data)
     if model is None or not model.HasField("graph") or not model.ir_version:
         raise InputError(f"is not an ONNX model: {_what_it_is(data)}", remedy=_DAMAGED)
+    check_text(model)
     return model
+
+
+def check_text(message: Any) -> None:
+    """Refuse text that is not UTF-8 anywhere in a protobuf message: some libraries take it, others crash on it.
+
+    Raises:
+        InputError: names the field.
+    """
+    for field, value in message.ListFields():
+        items = [value] if isinstance(value, str | bytes) or hasattr(value, "ListFields") else value
+        if field.type == field.TYPE_MESSAGE:
+            for item in items:
+                check_text(item)
+        elif field.type == field.TYPE_STRING and not all(isinstance(item, str) for item in items):
+            raise InputError("holds text that is not UTF-8", where=f"field '{field.full_name}'", remedy=_DAMAGED)
 
 
 def _what_it_is(data: bytes) -> str:
@@ -162,6 +188,7 @@ def normalize(model: onnx.ModelProto, findings: list[Finding]) -> dict[str, str]
         findings.append(
             _note("node-names", new, f"{len(duplicates)} nodes had the name of another node ('{old}') and got new ones")
         )
+    settle_outputs(model)
     settle_dims(model.graph)
     return duplicates
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgekit.errors import InputError
-from edgekit.graphs.saving import load_model
 from edgekit.graphs.storage import graphs_in, tensor_bytes, value_of
 
 if TYPE_CHECKING:
@@ -110,26 +108,25 @@ def _free(base: str, taken: set[str]) -> str:
     return name
 
 
-def settle_outputs(path: Path) -> None:
-    """Give outputs that have no declared type or rank the inferred ones, in a model file of the intake.
+def settle_outputs(model: onnx.ModelProto) -> None:
+    """Give outputs that have no declared type or rank the inferred ones.
 
     Raises:
         InputError: an output's rank cannot be told.
     """
     import onnx
 
-    model = load_model(path)
     vague = [value for value in model.graph.output if not value.type.tensor_type.HasField("shape")]
+    vague = [value for value in vague if value.type.WhichOneof("value") in {None, "tensor_type"}]
     if not vague:
         return
-    inferred: dict[str, Any] = {}
+    inferred: dict[str, onnx.ValueInfoProto] = {}
+    reason = "shape inference does not reach it"
     try:
         found = onnx.shape_inference.infer_shapes(model, data_prop=True)
         inferred = {value.name: value for value in found.graph.output}
     except Exception as error:  # noqa: BLE001 - the C++ inference has no common base of errors
         reason = " ".join(str(error).split())[:200]
-    else:
-        reason = "shape inference does not reach it"
     for value in vague:
         known = inferred.get(value.name)
         if known is None or not known.type.tensor_type.HasField("shape"):
@@ -139,10 +136,3 @@ def settle_outputs(path: Path) -> None:
                 remedy="Export the model with declared output shapes.",
             )
         value.type.CopyFrom(known.type)
-    settle_dims(model.graph)
-    save_again(model, path)
-
-
-def save_again(model: onnx.ModelProto, path: Path) -> None:
-    """Write a changed model over its own file; external data beside it is not touched."""
-    path.write_bytes(model.SerializeToString(deterministic=True))

@@ -6,6 +6,7 @@ Everything that parses, converts or runs a model that nobody has vetted yet happ
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import sys
@@ -41,6 +42,15 @@ def main(argv: list[str]) -> int:
             InputError(
                 f"work on the model needs more than {order['limits']['memory'] / GIB:.1f} GiB of memory",
                 remedy="The model is damaged, or too large for this machine.",
+            )
+        )
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        answer = _failure(
+            InputError(
+                f"work on the model wrote a file of more than {order['limits']['file']} bytes",
+                remedy="The model is damaged, or larger than the limits allow.",
             )
         )
     (private / "result.json").write_text(json.dumps(answer), encoding="ascii")

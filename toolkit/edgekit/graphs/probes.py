@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,8 @@ class Probe:
     """Names of the outputs that tell about one node.
 
     Attributes:
-        total: sum of its result over everything but the channels, `[channels]`.
+        total: sum of its result over everything but the channels, `[channels]`; a product of two activations has
+            none (its last axis may be positions, whose number differs from sample to sample) and counts as one.
         square: the same of its square.
         noise: sum of squares of the twin's difference, `[]`.
         count: elements per channel, `[]`.
@@ -43,22 +44,32 @@ def twin_name(node: str) -> str:
     return node + "/probe"
 
 
-def probed(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, Probe]]:
-    """Return a copy in which chosen nodes have a twin, with outputs that compare both; and their names by node."""
+def probed(
+    model: onnx.ModelProto, names: Sequence[str], weighted: Container[str]
+) -> tuple[onnx.ModelProto, dict[str, Probe]]:
+    """Return a copy in which chosen nodes have a twin, with outputs that compare both; and their names by node.
+
+    Args:
+        model: the original.
+        names: the chosen nodes.
+        weighted: nodes whose second operand is a constant, so that their results have channels.
+    """
     import onnx
 
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     index = GraphIndex(copy.graph)
-    first = index.fresh_name("probe/axes")
-    copy.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0], np.int64), first))
+    first, column = index.fresh_name("probe/axes"), index.fresh_name("probe/column")
+    for name, values in ((first, [0]), (column, [-1, 1])):
+        copy.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values, np.int64), name))
     ranks = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
     wanted = set(names)
     probes: dict[str, Probe] = {}
     extra: list[onnx.NodeProto] = []
     for node in copy.graph.node:
         if node.name in wanted:
-            probes[node.name] = _add_twin(index, node, first, ranks, extra)
+            whole = "" if node.name in weighted else column
+            probes[node.name] = _add_twin(index, node, first, ranks, extra, whole)
     copy.graph.node.extend(extra)
     for probe in probes.values():
         for name, kind in ((probe.total, 1), (probe.square, 1), (probe.noise, 1), (probe.count, 7)):
@@ -68,7 +79,7 @@ def probed(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelProt
 
 
 def _add_twin(
-    index: GraphIndex, node: onnx.NodeProto, first: str, ranks: dict[str, int], extra: list[onnx.NodeProto]
+    index: GraphIndex, node: onnx.NodeProto, first: str, ranks: dict[str, int], extra: list[onnx.NodeProto], whole: str
 ) -> Probe:
     import onnx
 
@@ -88,7 +99,7 @@ def _add_twin(
     rank = ranks.get(node.input[1], 0) if len(node.input) > 1 else 0
     if node.op_type in _CHANNELS_SECOND and rank:
         last = add("Transpose", [last], "channels", perm=[0, *range(2, rank), 1])
-    rows = add("Flatten", [last], "rows", axis=-1)
+    rows = add("Reshape", [last, whole], "rows") if whole else add("Flatten", [last], "rows", axis=-1)
     square = add("Mul", [rows, rows], "square")
     shape = add("Shape", [rows], "shape")
     return Probe(

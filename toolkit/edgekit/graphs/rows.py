@@ -238,7 +238,7 @@ class Counter:
         """Return the tensor that is really read: the integers behind a DequantizeLinear."""
         maker = makers.get(name)
         if maker is not None and maker.op_type == "DequantizeLinear" and maker.input[0] not in scope.constants:
-            return maker.input[0]
+            return str(maker.input[0])
         return name
 
     def bytes_of(self, name: str, scope: Scope) -> int:
@@ -262,7 +262,7 @@ class Counter:
             shape = scope.static(name) if name in scope.constants else None
             if not shape or (positions is None and not _is_weight_type(scope.element_type(name))):
                 continue
-            stored = self.storage(name, scope, makers)
+            stored = self.storage(name, scope, makers, integers=positions is not None)
             maker = makers.get(name)
             folded = maker is not None and maker.op_type != "DequantizeLinear"
             if node.op_type == "MatMulNBits":
@@ -271,15 +271,25 @@ class Counter:
                 }
             yield self.bytes_of(name, scope) if folded else sum(size for _, size in stored.values()), stored
 
-    def storage(self, name: str, scope: Scope, makers: dict[str, onnx.NodeProto]) -> dict[str, _Stored]:
-        """Return the stored tensors that a constant is computed from; shapes, indices and single numbers left out."""
+    def storage(
+        self, name: str, scope: Scope, makers: dict[str, onnx.NodeProto], *, integers: bool
+    ) -> dict[str, _Stored]:
+        """Return the stored tensors that a constant is computed from; shapes, indices and single numbers left out.
+
+        Args:
+            name: the constant.
+            scope: what is known of the graph.
+            makers: tensor name -> the node that makes it.
+            integers: the constant is a weight of whatever type.
+        """
         found: dict[str, _Stored] = {}
-        waiting, seen, scales, integers = [name], {name}, set[str](), set[str]()
+        waiting, seen, scales = [name], {name}, set[str]()
+        of_any_type = {name} if integers else set()
         while waiting:
             current = waiting.pop()
             maker = makers.get(current)
             if maker is None or is_standard(maker, "Constant"):
-                wanted = _is_weight_type(scope.element_type(current)) or current in integers
+                wanted = _is_weight_type(scope.element_type(current)) or current in of_any_type
                 if wanted and scope.static(current):
                     elements = 0 if current in scales else math.prod(scope.static(current) or ())
                     found[current] = (elements, self.bytes_of(current, scope))
@@ -288,7 +298,7 @@ class Counter:
             seen.update(reads(maker))
             if maker.op_type in _QUANTIZE:
                 scales.update(maker.input[1:])
-                integers.add(maker.input[0])
+                of_any_type.add(maker.input[0])
         return found or {name: (math.prod(scope.static(name) or ()), 0)}
 
     def dtype(self, node: onnx.NodeProto, scope: Scope, makers: dict[str, onnx.NodeProto]) -> str:

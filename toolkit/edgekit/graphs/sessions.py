@@ -140,7 +140,7 @@ class Spread:
         if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
             self.error = float("inf")
         elif finite.any():
-            self.error = max(self.error, float(np.abs(a - b)[finite].max()))
+            self.error = max(self.error, float(np.abs(a[finite] - b[finite]).max()))
             self.scale = max(self.scale, float(np.abs(a[finite]).max()))
 
     @property

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgekit.artifact import TensorSpec
-from edgekit.errors import EdgekitError
+from edgekit.errors import InputError, UnsupportedError
 from edgekit.graphs.child import run_task
 from edgekit.graphs.dynamic import batch_axes, other_axes
 from edgekit.graphs.edit import load_model
@@ -78,6 +78,9 @@ def compare(
         tolerance: what is allowed; None takes `tolerance_of` the left model.
         threads: CPU threads.
         deadline: `time.monotonic()` value by which it must end.
+
+    Raises:
+        TargetError: the deadline passed.
     """
     allowed = tolerance_of(left) if tolerance is None else tolerance
     with tempfile.TemporaryDirectory(prefix="edgekit-compare-") as folder:
@@ -93,7 +96,7 @@ def compare(
         size = model_bytes(left) + model_bytes(right)
         try:
             answer = run_task("compare", request, folder=Path(folder), size=size, deadline=deadline)
-        except EdgekitError as error:
+        except (InputError, UnsupportedError) as error:
             return Agreement(fits=(), difference=None, tolerance=allowed, reason=error.text)
     output = f"output '{answer['output']}'" if answer["output"] else ""
     return Agreement(

@@ -133,7 +133,7 @@ def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
     del new.metadata_props[:]
     new.metadata_props.extend(model.metadata_props)
     new.producer_name, new.producer_version = model.producer_name, model.producer_version
-    new.ir_version = max(model.ir_version, onnx.helper.find_min_ir_version_for(new.opset_import))
+    new.ir_version = max(model.ir_version, onnx.helper.find_min_ir_version_for(new.opset_import, ignore_unknown=True))
     sort_nodes(new.graph)
     name_nodes(new)
     return new

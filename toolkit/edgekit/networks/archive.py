@@ -1,9 +1,10 @@
 """Read a `.pt2` exported program as data: check every member, and write it again without what could run code.
 
-`torch.export.load` trusts its file: besides pickles it evaluates symbolic shapes and guards as Python, resolves operator
-names as attributes of `torch` (`torch.os.system` is one) and pastes names into generated code. So the archive is read
-here, without torch, against lists of what is allowed, and what passes is written to a new archive that torch then reads.
-Pickled members are refused; the sample inputs, which are always a pickle, are handed out for loading as plain tensors.
+`torch.export.load` trusts its file: besides pickles it evaluates symbolic shapes and guards as Python, resolves
+operator names as attributes of `torch` (`torch.os.system` is one) and pastes names into generated code. So the
+archive is read here, without torch, against lists of what is allowed, and what passes is written to a new archive,
+which torch then reads. Pickled members are refused; the sample inputs, which are always a pickle, are handed out for
+loading as plain tensors.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from edgekit.networks import expressions
 
 _SAVE = "Export and save it again: torch.export.save(torch.export.export(model.eval(), args), path)."
 _NAME = re.compile(r"[\w.:/ @+\-]*")
+_TEXT = re.compile(r"""[^'"\\\x00-\x1f]*""")
 _PAYLOAD = re.compile(r"(weight|tensor)_\d+")
 _MAX_MEMBERS = 200_000
 _MAX_JSON = 256 << 20
@@ -156,7 +158,7 @@ def _check_strings(value: Any, key: str) -> None:
 
 
 def _check_string(value: str, key: str) -> None:
-    if key in ("as_string", "as_strings"):  # passed to operators as values
+    if key in ("as_string", "as_strings") and _TEXT.fullmatch(value):  # values of arguments: they stay in quotes
         return
     if key == "expr_str":
         expressions.check_shape(value)
@@ -192,6 +194,6 @@ def _write(
         for name, info in payloads.items():
             made = zipfile.ZipInfo(f"{_ROOT}/{name}", _EPOCH)
             made.file_size = info.file_size
-            with archive.open(info) as data, out.open(made, "w") as copy:
-                while chunk := data.read(_CHUNK):
+            with archive.open(info) as member, out.open(made, "w") as copy:
+                while chunk := member.read(_CHUNK):
                     copy.write(chunk)

@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -100,9 +100,9 @@ def run_in_child(
         with _ended(process, deadline) as late:
             answer = _converse(process, {**arguments}, listen)
             status = process.wait()
-        if answer is not None and "result" in answer:
-            return answer["result"]
-        _fail(job, answer, status, late=late.is_set(), log=log)
+        if answer is None or "result" not in answer:
+            raise _failure(job, answer, status, late=late.is_set(), log=log)
+        return answer["result"]
 
 
 @contextlib.contextmanager
@@ -160,33 +160,28 @@ def _converse(
     return answer
 
 
-def _fail(job: str, answer: dict[str, Any] | None, status: int, *, late: bool, log: IO[bytes]) -> NoReturn:
-    """Raise the error that fits how the child ended."""
+def _failure(job: str, answer: dict[str, Any] | None, status: int, *, late: bool, log: IO[bytes]) -> EdgekitError:
+    """Return the error that fits how the child ended."""
     if late:
-        raise TargetError(
-            "it did not end before the deadline and was stopped",
-            where=job,
-            remedy="Allow more time or a smaller model.",
-        )
+        remedy = "Allow more time or a smaller model."
+        return TargetError("it did not end before the deadline and was stopped", where=job, remedy=remedy)
     if answer is not None and "error" in answer:
         kind, text, where, remedy = answer["error"]
-        found = getattr(errors, kind, EdgekitError)
-        raise cast("type[EdgekitError]", found)(text, where=where, remedy=remedy)
-    tail = _tail(log)
-    if answer is not None and "crash" in answer:
+        found = cast("type[EdgekitError]", getattr(errors, kind, EdgekitError))
+        return found(text, where=where, remedy=remedy)
+    if answer is not None:
         crash = EdgekitError(f"{answer['crash'][0]}: {answer['crash'][1]}", where=job)
         crash.add_note(answer["crash"][2])
-        raise crash
+        return crash
     if status == -signal.SIGKILL:
-        raise InputError(
-            "the process was killed, most likely because memory ran out",
-            where=job,
-            remedy="Free memory, or use a smaller model.",
-        )
+        text = "the process was killed, most likely because memory ran out"
+        return InputError(text, where=job, remedy="Free memory, or use a smaller model.")
     name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-    died = InputError(f"the process died of {name}; its last words: {tail[-600:] or 'none'}", where=job)
-    died.remedy = "A library crashed on this model: try another version of it, or report the model."
-    raise died
+    return InputError(
+        f"the process died of {name}; its last words: {_tail(log)[-600:] or 'none'}",
+        where=job,
+        remedy="A library crashed on this model: try another version of it, or report the model.",
+    )
 
 
 def _tail(log: IO[bytes]) -> str:
@@ -225,9 +220,9 @@ def main(job: str) -> None:
 
 
 def _unforeseen(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _LIBRARIES:
-        text = f"{error.name} is not installed"
-        return {"error": ["TargetError", text, "", f"Models of PyTorch need it: {EXTRA}"]}
+    library = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if library in _LIBRARIES:
+        return {"error": ["TargetError", f"{library} is not installed", "", f"Models of PyTorch need it: {EXTRA}"]}
     if isinstance(error, MemoryError):
         return {"error": ["InputError", "memory ran out", "", "Free memory, or use a smaller model."]}
     trace = "".join(traceback.format_exception(error))[-_TAIL:]

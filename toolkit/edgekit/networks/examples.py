@@ -48,11 +48,9 @@ class _Source:
     parameters: tuple[str, ...]
 
     def get(self, *names: str) -> Any:
-        """Return the first of these settings that the configuration, or its text or vision part, has."""
-        parts = [
-            self.config,
-            *(getattr(self.config, part, None) for part in ("text_config", "vision_config")),
-        ]
+        """Return the first of these settings that the configuration, or one of its parts, has."""
+        inner = ("text_config", "vision_config", "audio_config", "encoder", "decoder")
+        parts = [self.config, *(getattr(self.config, part, None) for part in inner)]
         for name in names:
             for part in parts:
                 found = getattr(part, name, None)

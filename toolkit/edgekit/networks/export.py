@@ -23,12 +23,20 @@ INNER = "m"
 LEGACY_OPSET = 17
 
 
-def paths_for(network: Network, opset: int) -> tuple[str, ...]:
+def paths_for(network: Network) -> tuple[str, ...]:
     """Name the exporters worth trying, first to last."""
     if network.program is not None:
         return ("dynamo",)
-    modern = ("dynamo", "transformers") if network.pretrained else ("dynamo",)
-    return (*modern, "torchscript") if opset > LEGACY_OPSET else ("torchscript",)
+    return ("dynamo", "transformers", "torchscript") if network.pretrained else ("dynamo", "torchscript")
+
+
+def decides_by_data(error: BaseException | None) -> bool:
+    """Say whether an export failed because the model's Python code looks at values: a trace would fix what it saw."""
+    while error is not None:
+        if type(error).__name__ in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
+            return True
+        error = error.__cause__
+    return False
 
 
 def export(network: Network, path: str, opset: int, outputs: list[str]) -> ir.Model:
@@ -71,7 +79,8 @@ def _transformers(network: Network, opset: int) -> ir.Model:
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
     feed = network.feed(network.sizes)
-    shapes = {name: dict.fromkeys(network.axes.get(name, {}), torch.export.Dim.DYNAMIC) or None for name in feed}
+    dynamic = torch.export.Dim.DYNAMIC
+    shapes = {name: dict.fromkeys(network.axes.get(name, {}), dynamic) or None for name in feed}
     config = OnnxConfig(opset_version=opset, dynamic=False, dynamic_shapes=shapes)
     made: ir.Model = OnnxExporter().export(copy.copy(network.module), dict(feed), config).program
     return made

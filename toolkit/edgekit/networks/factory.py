@@ -69,7 +69,7 @@ def create(arguments: dict[str, Any], _tell: Tell) -> dict[str, Any]:
 def call_factory(module: str, factory: str, place: Path) -> torch.nn.Module:
     """Import `module` with `place` first on the path and return what `factory()` gives, on the CPU.
 
-    Random generators of Python, numpy and torch start from 0, so that a buffer that is not saved is the same each time.
+    Random generators of Python, numpy and torch start from 0: a buffer that is not saved is the same each time.
     """
     import numpy as np
     import torch
@@ -135,7 +135,7 @@ def _user_code(where: str, place: Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code may raise anything
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if Path(frame.filename).is_relative_to(place)]
         line = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
@@ -143,7 +143,7 @@ def _user_code(where: str, place: Path) -> Iterator[None]:
         raise InputError(
             f"the factory failed{line}: {text}",
             where=where,
-            remedy="It must work without arguments, and open its files by paths relative to itself or to the current directory.",
+            remedy="It must work without arguments, its files relative to itself or to the current directory.",
         ) from None
 
 

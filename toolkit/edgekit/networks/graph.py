@@ -33,13 +33,14 @@ def finish(model: ir.Model, network: Network, given: list[Reference], opset: int
         opset: that was asked.
 
     Raises:
-        WrongGraphError: another opset or domain, other inputs or outputs, or an axis that should be dynamic and is not.
+        WrongGraphError: another opset or domain, other inputs or outputs, or a dynamic axis that is fixed.
     """
     import onnx
     import onnx_ir.passes.common as passes
 
+    _select_outputs(model.graph, list(given[0].outputs))
     passes.InlinePass()(model)
-    passes.RemoveUnusedFunctionsPass()(model)
+    passes.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
     passes.RemoveUnusedNodesPass()(model)
     passes.DeduplicateInitializersPass()(model)
     passes.TopologicalSortPass()(model)
@@ -88,6 +89,17 @@ def _spec(value: ir.Value) -> TensorSpec:
     return TensorSpec(name=str(value.name), dtype=dtype, shape=shape)
 
 
+def _select_outputs(graph: ir.Graph, wanted: list[str]) -> None:
+    """Keep the outputs that the module has, by name where the exporter named them so, else by order."""
+    found = {str(value.name): value for value in graph.outputs}
+    if set(wanted) <= set(found):
+        chosen = [found[name] for name in wanted]
+        del graph.outputs[:]
+        graph.outputs.extend(chosen)
+    elif len(graph.outputs) != len(wanted):
+        raise WrongGraphError(f"the graph has {len(graph.outputs)} outputs, the module {len(wanted)}")
+
+
 def _name_initializers(graph: ir.Graph) -> None:
     for name, value in list(graph.initializers.items()):
         plain = name.removeprefix(f"{INNER}.")
@@ -129,8 +141,6 @@ def _name_outputs(graph: ir.Graph, given: list[Reference]) -> None:
     import onnx_ir as ir
 
     wanted = list(given[0].outputs)
-    if len(graph.outputs) != len(wanted):
-        raise WrongGraphError(f"the graph has {len(graph.outputs)} outputs, the module {len(wanted)}")
     seen: set[int] = set()
     for index, name in enumerate(wanted):
         value = graph.outputs[index]
@@ -142,6 +152,10 @@ def _name_outputs(graph: ir.Graph, given: list[Reference]) -> None:
         seen.add(id(value))
         value.shape = ir.Shape(_output_shape(name, given))
         value.type = ir.TensorType(ir.DataType.from_numpy(given[0].outputs[name].dtype))
+    inner = [*graph.initializers.values(), *(value for node in graph.all_nodes() for value in node.outputs)]
+    for value in inner:  # an output may be called like a parameter
+        if value.name in wanted and id(value) not in seen:
+            value.name = f"{value.name}.inner"
     for value, name in zip(graph.outputs, wanted, strict=True):
         value.name = name
 
@@ -181,7 +195,10 @@ def _name_symbols(graph: ir.Graph, symbols: Mapping[str, str]) -> None:
 
 
 def plain_reason(error: BaseException) -> str:
-    """Say in one line why an exporter failed, without paths of this machine."""
+    """Say in one line why an exporter failed: the innermost cause, without colors and paths of this machine."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = re.sub(r"(/[\w.+-]+){2,}", "...", lines[0] if lines else "")
+    text = re.sub(r"\x1b\[[\d;]*m", "", lines[0] if lines else "")
+    text = re.sub(r"(/[\w.+-]+){2,}", "...", text)
     return f"{type(error).__name__}: {text}"[:300]

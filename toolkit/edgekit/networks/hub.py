@@ -1,9 +1,9 @@
-"""Fetch a model from the Hugging Face hub, or find it in the local cache of the hub's client. Runs in a child process."""
+"""Fetch a model from the Hugging Face hub, or find it in the cache of the hub's client. Runs in a child process."""
 
 from __future__ import annotations
 
-import os
 import re
+from pathlib import Path
 from typing import Any
 
 from edgekit import events
@@ -58,8 +58,7 @@ def download(arguments: dict[str, Any], tell: Tell) -> dict[str, str]:
     except Exception as error:  # noqa: BLE001 - the client's transport errors share no base class across versions
         folder = _from_cache(name, revision, error)
         tell(events.Found(finding=_cached(name)))
-    commit = os.path.basename(os.path.realpath(folder))
-    return {"folder": folder, "id": name, "revision": commit}
+    return {"folder": folder, "id": name, "revision": Path(folder).name}
 
 
 def _from_cache(name: str, revision: str | None, cause: Exception) -> str:

@@ -39,6 +39,7 @@ _TASKS = (
     (r"ForMultipleChoice$", "multiple-choice"),
     (r"ForMaskedLM$", "fill-mask"),
     (r"ForImageClassification", "image-classification"),
+    (r"ForVideoClassification$", "video-classification"),
     (r"For(Semantic|Instance|Universal|Image)?Segmentation$", "image-segmentation"),
     (r"ForZeroShotObjectDetection$", "zero-shot-object-detection"),
     (r"ForObjectDetection$", "object-detection"),
@@ -165,7 +166,7 @@ def weight_files(source: Path) -> tuple[dict[str, Path], dict[str, Entry]]:
     if pickles:
         raise InputError(
             "the weights are a pickle, which can run code when it is read",
-            where=sorted(pickles)[0],
+            where=min(pickles),
             remedy=_SAVE,
         )
     raise InputError("no *.safetensors", where=source.name, remedy=_SAVE)
@@ -244,7 +245,7 @@ def labels_of(config: dict[str, Any]) -> list[str]:
 
 
 def preprocessing_of(source: Path) -> dict[str, Any]:
-    """Return the raw parameters of the image or audio processor and of the tokenizer, as the directory states them."""
+    """Return the raw parameters of the image or audio processor and of the tokenizer."""
     found: dict[str, Any] = {"from": "huggingface"}
     for key, name in (
         ("preprocessor", "preprocessor_config.json"),

@@ -38,7 +38,7 @@ def with_inputs(module: torch.nn.Module, shapes: Shapes, dtypes: Mapping[str, st
             axes.setdefault(str(name), {}).update({int(axis): str(label) for axis, label in table.items()})
         sizes = {label: int(examples[name].shape[axis]) for name in axes for axis, label in axes[name].items()}
         sizes |= {BATCH: DEFAULT_SIZES[BATCH]} if BATCH in sizes else {}
-    call = None if set(examples) <= _keywords(module) else (lambda feed: module(*feed.values()))
+    call = None if set(examples) <= {*_keywords(module)} else (lambda feed: module(*feed.values()))
     module, examples, findings = _widened(module, examples)
     return Network(
         module=module,
@@ -104,7 +104,7 @@ def _own_examples(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     if isinstance(found, torch.Tensor):
         found = (found,)
     if isinstance(found, (tuple, list)):
-        names = [name for name in inspect.signature(module.forward).parameters if name not in ("args", "kwargs")]
+        names = list(_keywords(module))
         names += [f"input_{index}" for index in range(len(names), len(found))]
         found = dict(zip(names, found, strict=False))
     if not isinstance(found, Mapping) or not all(isinstance(value, torch.Tensor) for value in found.values()):
@@ -121,9 +121,9 @@ def _has_batch(value: torch.Tensor, examples: dict[str, torch.Tensor]) -> bool:
     return value.dim() > 0 and first.dim() > 0 and value.shape[0] == first.shape[0]
 
 
-def _keywords(module: torch.nn.Module) -> set[str]:
+def _keywords(module: torch.nn.Module) -> list[str]:
     parameters = inspect.signature(module.forward).parameters.values()
-    return {parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD}
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
 
 
 def _axis(name: str, entry: int | str) -> tuple[str, int]:

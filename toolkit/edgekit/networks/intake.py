@@ -30,12 +30,13 @@ def intake_torch(
     Args:
         model: a Hugging Face directory, a hub id `owner/name[@revision]`, `python:module:factory` (imported from the
             current directory), or a `.pt2` file.
-        out: an empty folder; gets `record.json` and what it takes to rebuild the module. Nothing in it is a hard link.
+        out: an empty folder; gets `record.json` and what rebuilds the module. Nothing in it is a hard link.
         weights: a safetensors file for `python:module:factory`.
         listen: is told of progress and findings.
 
     Returns:
-        Facts: `kind` ("torch"), `task`, `labels`, `preprocessing`, `licence`, `source`, `findings`.
+        Facts: `kind` ("torch"), `task`, `labels`, `preprocessing`, `licence` (`name` and `text` where known),
+        `source`, `findings`.
 
     Raises:
         InputError: a wrong or unsafe model. UnsupportedError: it needs what edgekit does not do.
@@ -63,10 +64,10 @@ def intake_torch(
 
 
 def is_current(model: str, folder: Path, *, weights: Path | None = None) -> bool:
-    """Say, without importing torch, whether an artifact's folder still is what `model` would give now.
+    """Say, without importing torch, whether an artifact's folder still is what a factory or program would give now.
 
     For `python:module:factory` every module and file that the factory used is compared with its recorded hash, for a
-    `.pt2` its hash. Always False for a directory or a hub id: taking those in again costs no more than this check.
+    `.pt2` its hash. False for a directory or a hub id: taking those in again costs no more than this check.
     """
     record = read_record(folder)
     if record["from"] == "exported-program":
@@ -78,20 +79,20 @@ def is_current(model: str, folder: Path, *, weights: Path | None = None) -> bool
     if (match["module"], match["factory"]) != (record["module"], record["factory"]):
         return False
     given = sha256_file(weights) if weights is not None and weights.is_file() else ""
-    if given != record["weights"]:
-        return False
     roots = local_roots(record["module"])
-    return all(_unchanged(name, digest, roots) for name, digest in record["files"].items())
+    return given == record["weights"] and all(
+        _digest_below(name, roots) == digest for name, digest in record["files"].items()
+    )
 
 
-def _unchanged(name: str, digest: str, roots: list[Path]) -> bool:
+def _digest_below(name: str, roots: list[Path]) -> str:
     path = next((root / name for root in roots if (root / name).is_file()), None)
-    return path is not None and sha256_file(path) == digest
+    return sha256_file(path) if path else ""
 
 
 def _intake_factory(model: str, out: Path, weights: Path | None, listen: events.Listener) -> dict[str, Any]:
     match = _FACTORY.fullmatch(model)
-    if match is None:
+    if match is None or match["module"].endswith(".py"):
         raise InputError(
             "not of the form python:module:factory",
             where=model,

@@ -28,7 +28,7 @@ class Network:
         module: the module, in the mode (training or not) that it was built in.
         examples: input name -> tensor, in the order of the inputs; as large along every dynamic axis as any check.
         axes: the dynamic axes.
-        sizes: size of every named axis for the export.
+        sizes: size of every named axis for the export, and of what follows from them (past and new tokens together).
         checks: sizes to compare at; each differs from `sizes` where an axis is dynamic.
         call: runs the module on named inputs; None calls it by keyword.
         program: set when the model is an exported program.
@@ -64,15 +64,16 @@ class Network:
         return {label for table in self.axes.values() for label in table.values()}
 
     def fixed(self, kept: set[str]) -> Network:
-        """Return the same network with only the axes in `kept` dynamic: a fixed batch is 1, others as for the export."""
-        constant = {name: 1 if name == BATCH else size for name, size in self.sizes.items() if name not in kept}
-        checks = tuple({name: size for name, size in check.items() if name in kept} for check in self.checks)
+        """Return the network with only the axes in `kept` dynamic: a fixed batch is 1, others as for the export."""
+        gone = self.labels() - kept
+        constant = {name: 1 if name == BATCH else self.sizes[name] for name in gone}
+        checks = tuple({name: size for name, size in check.items() if name not in gone} for check in self.checks)
         return dataclasses.replace(
             self,
             axes={
                 key: {axis: name for axis, name in table.items() if name in kept} for key, table in self.axes.items()
             },
-            sizes={name: size for name, size in self.sizes.items() if name in kept},
+            sizes={name: size for name, size in self.sizes.items() if name not in gone},
             checks=tuple(check for index, check in enumerate(checks) if check not in checks[:index]),
             examples=self.feed(constant),
         )

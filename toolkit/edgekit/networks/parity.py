@@ -32,6 +32,36 @@ class Reference:
     outputs: Arrays
 
 
+def probes(network: Network) -> list[Reference]:
+    """Run the module on other values: negated and zeroed floats, rotated integers.
+
+    A graph from a trace is right on the traced values even when it holds a decision that those made; these tell.
+    """
+    found: list[Reference] = []
+    for factor in (-1.0, 0.0):
+        feed = {
+            name: value * factor if value.dtype.is_floating_point else value.roll(1)
+            for name, value in network.feed(network.sizes).items()
+        }
+        outputs = network.run({name: value.clone() for name, value in feed.items()})
+        found.append(Reference(sizes=dict(network.sizes), feed=_arrays(feed), outputs=_arrays(outputs)))
+    return found
+
+
+def weak(given: list[Reference]) -> list[str]:
+    """Name the outputs that are so small on the example inputs that comparing them says little."""
+    return [
+        name
+        for name, value in given[0].outputs.items()
+        if value.dtype.kind == "f" and all(_largest(reference.outputs[name]) < _FLOOR for reference in given)
+    ]
+
+
+def _largest(value: npt.NDArray[Any]) -> float:
+    finite = np.abs(value[np.isfinite(value)])
+    return float(finite.max()) if finite.size else 0.0
+
+
 def references(network: Network) -> list[Reference]:
     """Run the module at every size to check, and at the export's own.
 
@@ -48,7 +78,7 @@ def references(network: Network) -> list[Reference]:
             raise
         except Exception as error:
             raise InputError(
-                f"the model fails on its example inputs at {_words(sizes)}: {type(error).__name__}: {str(error)[:500]}",
+                f"it fails on its example inputs at {_words(sizes)}: {type(error).__name__}: {str(error)[:500]}",
                 where=type(network.module).__name__,
                 remedy="State other inputs with `shapes`, or correct the model.",
             ) from error
@@ -66,9 +96,9 @@ def references(network: Network) -> list[Reference]:
 
 
 def compare(path: Path, given: list[Reference], tolerance: float) -> dict[str, float]:
-    """Run the graph on every reference's inputs; return output name -> largest difference over its magnitude.
+    """Run the graph on every reference's inputs; return output name -> largest difference by its magnitude.
 
-    Differences are relative to the largest magnitude of the output (at least 0.001), and rounded up to one digit of
+    Differences are relative to the largest magnitude of the output (at least 0.001), and rounded up to a digit of
     1, 2, 5, so that they are the same from one machine to the next. Integers and booleans must be equal.
 
     Args:
@@ -87,8 +117,8 @@ def compare(path: Path, given: list[Reference], tolerance: float) -> dict[str, f
             error = _difference(np.asarray(got), reference.outputs[name])
             if not error <= tolerance:
                 raise InputError(
-                    f"onnxruntime differs from torch by {error:.2g} of the output's magnitude at {_words(reference.sizes)}"
-                    f" (allowed {tolerance:.2g})",
+                    f"onnxruntime differs from torch by {error:.2g} of the output's magnitude"
+                    f" at {_words(reference.sizes)} (allowed {tolerance:.2g})",
                     where=name,
                     remedy="Raise `tolerance` only if the model is known to be that sensitive.",
                 )

@@ -15,8 +15,12 @@ from edgekit.networks.inputs import Shapes
 from edgekit.networks.network import Network, checks_for
 from edgekit.networks.record import read_json
 
-_PARTS = ("past_key_values", "cache", "hidden_states", "attentions", "decoder_hidden_states", "encoder_hidden_states",
-          "decoder_attentions", "cross_attentions", "encoder_attentions")  # fmt: skip
+_PARTS = (
+    "past_key_values", "mems", "cache", "hidden_states", "attentions", "decoder_hidden_states",
+    "encoder_hidden_states", "decoder_attentions", "cross_attentions", "encoder_attentions",
+)  # fmt: skip
+"""Outputs that are left out: caches, and what the layers inside saw."""
+
 _QUIET = ("output_attentions", "output_hidden_states", "use_cache", "return_loss")
 
 

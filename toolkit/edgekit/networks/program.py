@@ -1,4 +1,4 @@
-"""Models from a `.pt2` exported program: the archive is checked without torch, then read by torch in a child process."""
+"""Models from a `.pt2` exported program: checked without torch, then read by torch in a child process."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _samples(
 def _random(fake: torch.Tensor) -> torch.Tensor:
     import torch
 
-    shape = [size if isinstance(size, int) else _hint(size) for size in fake.shape]
+    shape = [_hint(size) for size in fake.shape]
     generator = torch.Generator().manual_seed(0)
     if fake.dtype.is_floating_point:
         return torch.randn(shape, generator=generator).to(fake.dtype)
@@ -170,5 +170,8 @@ def _random(fake: torch.Tensor) -> torch.Tensor:
 
 
 def _hint(size: Any) -> int:
+    """Return a size, or what a symbolic size was when the program was exported."""
+    if isinstance(size, int):
+        return size
     hint = size.node.hint
     return int(hint) if hint is not None else 2

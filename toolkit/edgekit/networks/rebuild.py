@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekit.errors import UnsupportedError
+from edgekit.errors import UnsupportedError, UsageError
 from edgekit.networks.inputs import Shapes, with_inputs
 from edgekit.networks.network import BATCH, Axes, Network
 from edgekit.networks.record import EXAMPLES, read_record
@@ -38,6 +38,12 @@ def rebuild(folder: Path, *, shapes: Shapes | None = None, dtypes: Mapping[str, 
 
         return with_inputs(rebuild_factory(folder, record), shapes or {}, dtypes or {})
     if origin == "exported-program":
+        if shapes:
+            raise UsageError(
+                "an exported program has shapes of its own",
+                where="capture: shapes",
+                remedy="Leave them out, or export the program with others.",
+            )
         return _program_network(folder, record)
     raise UnsupportedError(f"unknown origin {origin!r}", where="record.json", remedy="Use a newer edgekit.")
 
@@ -73,10 +79,15 @@ def _program_axes(
     sizes: dict[str, int] = {}
     small: dict[str, int] = {}
     for name, value in inputs.items():
-        for axis, size in enumerate(value.shape):
-            symbol = str(size)
-            if isinstance(size, int) or not symbol.isidentifier():
+        for axis, symbol in enumerate(map(str, value.shape)):
+            if symbol.isdigit():
                 continue
+            if not symbol.isidentifier():
+                raise UnsupportedError(
+                    f"the size of axis {axis} is computed from others ({symbol})",
+                    where=name,
+                    remedy="Export the program with plain dynamic sizes.",
+                )
             first = BATCH if axis == 0 and BATCH not in labels.values() else f"{name}_axis{axis}"
             label = labels.setdefault(symbol, first)
             axes.setdefault(name, {})[axis] = label

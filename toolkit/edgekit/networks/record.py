@@ -1,7 +1,7 @@
 """The rebuild record of a `torch` artifact: `record.json`, read and written without torch.
 
-An artifact of kind `torch` holds no pickle of edgekit's making: `record.json` says how to rebuild the module from the files
-beside it. `from` is one of
+An artifact of kind `torch` holds no pickle of edgekit's making: `record.json` says how to rebuild the module from
+the files beside it. `from` is one of
 
 - `huggingface`: `hf/config.json`, `hf/*.safetensors` (shards with their index), tokenizer and preprocessor files.
 - `factory`: `source/` (the user's modules and the files they read), `weights.safetensors`.

@@ -28,7 +28,7 @@ _INSTALLED = frozenset({"site-packages", "dist-packages", "__pycache__"})
 def local_roots(module: str) -> list[Path]:
     """Return the directory that a module is imported from and the current directory, as far as they are local."""
     top = module.partition(".")[0]
-    spec = PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+    spec = PathFinder.find_spec(top, [os.fspath(Path.cwd()), *sys.path])
     found: list[Path] = []
     if spec is not None:
         places = list(spec.submodule_search_locations or []) or [spec.origin or ""]
@@ -67,7 +67,7 @@ def opened_files() -> Iterator[set[str]]:
         if event != "open" or not state["on"] or not isinstance(arguments[0], (str, bytes)):
             return
         if not arguments[2] & (os.O_WRONLY | os.O_RDWR):
-            names.add(os.path.abspath(os.fsdecode(arguments[0])))
+            names.add(os.path.abspath(os.fsdecode(arguments[0])))  # noqa: PTH100 - resolving links opens files
 
     sys.addaudithook(audit)  # cannot be removed, only told to stop
     with _audited_safetensors():

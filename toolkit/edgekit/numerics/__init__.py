@@ -1,1 +1,1 @@
-
+"""Pure numpy: ranges, scales, rounding, statistics. No onnx, no torch."""

@@ -19,8 +19,9 @@ _OPSETS = range(17, 21)
 class Capture:
     """Export a model of PyTorch to ONNX and compare the two by output.
 
-    The export runs in a child process. torch's exporter is tried first, then that of transformers, then torch's legacy
-    exporter (opset 17); which one it was, and why, is a finding. Axes are dynamic and named (`batch`, `sequence`, ...).
+    The export runs in a child process. torch's exporter is tried first, then that of transformers, then torch's
+    legacy exporter (opset 17); which one it was, and why, is a finding. Axes are dynamic and named (`batch`,
+    `sequence`, ...).
 
     Attributes:
         opset: 17 to 20; newer ones have operators that TensorRT of JetPack 6 does not know.

@@ -51,6 +51,7 @@ class Fp16:
     revision: ClassVar[int] = 1
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
+    precision: ClassVar[str] = "fp16"
     needs: ClassVar[frozenset[str]] = frozenset()
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "onnx", "onnxruntime")
 

@@ -9,12 +9,17 @@ from typing import Any, ClassVar
 
 from edgekit.artifact import MAIN
 from edgekit.errors import InputError
+from edgekit.graphs.dynamic import batch_axes, other_axes
 from edgekit.graphs.edit import load_model, name_nodes, save_model
 from edgekit.graphs.facts import signature_of, spec_of
+from edgekit.graphs.feeds import index_bounds, random_feed
 from edgekit.graphs.freeze import axis_sizes, freeze
-from edgekit.graphs.shape_text import parse_shape
-from edgekit.graphs.verify import compare, make_feeds
+from edgekit.graphs.shape_text import ShapeRange, parse_shape
+from edgekit.graphs.verify import compare
 from edgekit.stage import Context, Inputs
+
+_GUESS = 16
+"""Size of axes of which nothing is asked, for the check."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +55,9 @@ class FreezeShapes:
         fixed, moving = axis_sizes(specs, ranges)
         name_nodes(model)
         freeze(model, fixed, inputs.folder)
-        frozen = [spec_of(value) for value in model.graph.input]
-        feeds = make_feeds(model, inputs.folder, frozen, None, seed=context.seed)
         facts: dict[str, Any] = {"graphs": {**inputs.artifact.facts["graphs"], MAIN: signature_of(model)}}
         save_model(model, target, source=inputs.folder)
-        agreement = compare(source, target, feeds, threads=context.threads, deadline=context.deadline)
-        if agreement.fits and not agreement.same:
-            raise InputError(
-                f"the model gives other results with fixed shapes: {agreement.reason}",
-                where=f"--shape {', '.join(self.shapes)}",
-                remedy="Try other sizes, or export the model with these shapes.",
-            )
+        self.check(source, target, fixed, ranges, context)
         facts["frozen_axes"] = fixed
         if moving:
             facts["shape_ranges"] = {
@@ -68,6 +65,41 @@ class FreezeShapes:
                 for name, asked in moving.items()
             }
         return facts
+
+    def check(
+        self, source: Path, target: Path, fixed: dict[str, int], ranges: dict[str, ShapeRange], context: Context
+    ) -> None:
+        """Run both models at the smallest, usual and largest shapes asked for; InputError when they differ."""
+        model = load_model(source)
+        specs = [spec_of(value) for value in model.graph.input]
+        bounds = index_bounds(model, specs, source.parent)
+        open_axes = {dim for spec in specs for dim in spec.shape if isinstance(dim, str)}
+        feeds, known = [], set[str]()
+        for corner in ("min", "opt", "max"):
+            sizes = dict(fixed)
+            for spec in specs:
+                if spec.name in ranges:
+                    asked = getattr(ranges[spec.name], corner)
+                    sizes.update(
+                        {dim: size for dim, size in zip(spec.shape, asked, strict=True) if isinstance(dim, str)}
+                    )
+            known = set(sizes)
+            sizes = dict.fromkeys(other_axes(specs), _GUESS) | dict.fromkeys(batch_axes(specs), 1) | sizes
+            feeds.append(random_feed(specs, sizes, bounds, seed=context.seed))
+        agreement = compare(source, target, feeds, threads=context.threads, deadline=context.deadline)
+        where = f"--shape {' --shape '.join(self.shapes)}"
+        if not agreement.fits and open_axes <= known:
+            raise InputError(
+                f"the model does not run with the shapes asked for: {agreement.reason}",
+                where=where,
+                remedy="Try other sizes; the model's card or its export script says which it takes.",
+            )
+        if agreement.fits and not agreement.same:
+            raise InputError(
+                f"the model gives other results with fixed shapes: {agreement.reason}",
+                where=where,
+                remedy="Try other sizes, or export the model with these shapes.",
+            )
 
 
 def copy_others(inputs: Inputs, out: Path, written: set[str]) -> None:

@@ -55,6 +55,7 @@ class QuantizeInt8:
     revision: ClassVar[int] = 1
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
+    precision: ClassVar[str] = "w8a8"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "onnx", "onnxruntime")
 

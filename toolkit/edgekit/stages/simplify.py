@@ -13,7 +13,7 @@ import msgspec
 
 from edgekit.artifact import MAIN
 from edgekit.data import Feed
-from edgekit.errors import EdgekitError, UsageError, did_you_mean
+from edgekit.errors import EdgekitError, InputError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
 from edgekit.graphs.child import run_task
 from edgekit.graphs.cost import cost_of
@@ -69,6 +69,7 @@ class Simplify:
 
         Raises:
             UsageError: a name in `skip` that is no rewrite.
+            TargetError: the deadline passed.
         """
         known = [*OWN, *patterns()]
         for name in self.skip:
@@ -183,7 +184,7 @@ class _Work:
             }
             try:
                 run_task("slim", request, folder=target.parent, size=self.size, deadline=self.context.deadline)
-            except EdgekitError as error:
+            except InputError as error:
                 self.failure = error.text
                 return None
             if model_bytes(target) <= self.size * _GROWTH + _SLACK:

@@ -19,7 +19,7 @@ from edgekit.events import Finding
 from edgekit.jobs import RUNNER, SCHEMA, encode_feeds, runner_files
 from edgekit.npz import check_arrays
 from edgekit.profile import Profile
-from edgekit.target import Bundle, Feed, GoldenResult
+from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
 from edgekit.targets import machines
 from edgekit.targets.figures import latency_figures, memory_figure
 from edgekit.transport import Transport
@@ -139,8 +139,7 @@ class CompositeTarget:
         inputs: Path,
         outputs: Path,
         *,
-        absolute: float,
-        relative: float,
+        tolerance: Tolerance,
         layout: str = "feeds",
     ) -> GoldenResult:
         """Compare the outputs of golden inputs with the golden outputs, on the machine.
@@ -149,8 +148,7 @@ class CompositeTarget:
             bundle: the model.
             inputs: a `.npz` file of feeds.
             outputs: a `.npz` file of their outputs, of the same layout.
-            absolute: |found - expected| <= absolute + relative * |expected| for floating point; else equal.
-            relative: see `absolute`.
+            tolerance: how far floating point outputs may be off; others must be equal.
             layout: `feeds` (key `3:x`, as `edgekit.jobs.encode_feeds` writes) or `plain` (key `x`, one feed).
 
         Raises: as `run`.
@@ -161,7 +159,7 @@ class CompositeTarget:
         job = {
             "inputs": ["golden-inputs.npz"],
             "expected": ["golden-outputs.npz"],
-            "tolerance": {"absolute": absolute, "relative": relative},
+            "tolerance": {"absolute": tolerance.absolute, "relative": tolerance.relative},
             "layout": layout,
         }
         with tempfile.TemporaryDirectory(prefix="edgekit-") as scratch:

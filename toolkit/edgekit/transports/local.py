@@ -44,7 +44,7 @@ class LocalTransport:
         for root in (default_root() / "device", Path(tempfile.gettempdir())):
             try:
                 root.mkdir(parents=True, exist_ok=True)
-                _sweep(root)
+                sweep(root, _PREFIX)
                 self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
                 return
             except OSError as error:
@@ -117,10 +117,11 @@ def _failed(text: str, error: OSError) -> TargetError:
     return TargetError(f"{text}: {error.strerror or error}", where="local", remedy=remedy)
 
 
-def _sweep(root: Path) -> None:
-    for folder in root.glob(f"{_PREFIX}*-*"):
+def sweep(root: Path, prefix: str) -> None:
+    """Remove the folders `PREFIX<process id>-...` under `root` whose processes are gone."""
+    for folder in root.glob(f"{prefix}*-*"):
         with contextlib.suppress(ValueError, OSError):
-            owner = int(folder.name.removeprefix(_PREFIX).partition("-")[0])
+            owner = int(folder.name.removeprefix(prefix).partition("-")[0])
             try:
                 os.kill(owner, 0)
             except ProcessLookupError:

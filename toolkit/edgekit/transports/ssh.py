@@ -31,7 +31,7 @@ from edgekit.artifact import digest, sha256_file
 from edgekit.errors import TargetError, UsageError
 from edgekit.transport import Completed
 from edgekit.transports import far_side
-from edgekit.transports.local import check_name
+from edgekit.transports.local import check_name, sweep
 from edgekit.transports.process import Tail, end_group, run_process
 
 CONNECT = 10
@@ -44,6 +44,7 @@ PORTS = {None, *range(1, 1 << 16)}
 UNREACHABLE = 255
 """Exit status of ssh itself; the far side's commands never end with it."""
 
+_PREFIX = "edgekit-ssh-"
 _URL = re.compile(r"ssh://(?:(?P<user>[^@/?#]+)@)?(?P<host>\[[0-9A-Za-z:.%]+\]|[^\[\]@:/?#\s]+)(?::(?P<port>\d+))?/?")
 _REMEDIES = (
     (
@@ -112,7 +113,8 @@ class SshTransport:
         if shutil.which("ssh") is None:
             raise TargetError("there is no ssh client", where="ssh", remedy="Install it: apt install openssh-client")
         # in /tmp: the path of a socket must be short, and TMPDIR may be long
-        self._control = Path(tempfile.mkdtemp(prefix="edgekit-", dir="/tmp"))
+        sweep(Path("/tmp"), _PREFIX)  # noqa: S108 - only what edgekit made there
+        self._control = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir="/tmp"))
         try:
             self._take_lock()
             self.python = self._find_python()

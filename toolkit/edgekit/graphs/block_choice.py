@@ -1,0 +1,222 @@
+"""Chooses how the matrices of a model are quantized block-wise: by what the outputs lose on held-out samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgekit.data import Samples
+from edgekit.dialect import Dialect
+from edgekit.graphs.block_grams import Grams
+from edgekit.graphs.block_plan import BlockPlan, BlockWeight
+from edgekit.graphs.block_solve import METHODS, NEED_DATA, Method, Solved, Solver, input_of
+from edgekit.graphs.block_write import Form, write_blocks
+from edgekit.graphs.calibrate import Reference, open_graph, spread
+from edgekit.graphs.canonical import Canonical
+from edgekit.graphs.edit import GraphIndex
+from edgekit.graphs.weights import Weights
+from edgekit.numerics.blockwise import BlockFormat, Floats
+from edgekit.numerics.output_distance import EXACT_DB, OutputDistance
+
+if TYPE_CHECKING:
+    import onnx
+
+MOST_JUDGED = 16
+"""Held-out samples on which methods are compared."""
+
+_HELD_EVERY = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockTrial:
+    """A method that was tried: the model it gives, and the distance of every output from the original."""
+
+    method: Method
+    model: onnx.ModelProto
+    solved: Solved
+    formats: Mapping[tuple[int, str], BlockFormat]
+    distances: Mapping[str, OutputDistance]
+
+    @property
+    def score(self) -> float:
+        """The lowest signal-to-noise ratio of an output, in dB; minus infinity when one cannot be compared."""
+        if any(found.incomparable for found in self.distances.values()):
+            return float("-inf")
+        return min((found.sqnr for found in self.distances.values() if found.samples), default=EXACT_DB)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockJob:
+    """One model being quantized.
+
+    Attributes:
+        source: the float model in canonical form.
+        weights: its weight operands.
+        plan: what is quantized.
+        samples: calibration samples; None when there is no data.
+        original: opens a session of the caller's model.
+        dialect: the runtime's rules.
+        form: how weights are written.
+        formats: weight key -> how it is stored.
+        eight_bit: share of the 4-bit weights that is stored in 8 bits after all, the most sensitive first.
+        accuracy_level: see `MatMulNBits`.
+        act_order: see `quantize_gptq`.
+        threads: CPU threads.
+        tell: gets a label, steps done and steps in all (0: unknown).
+    """
+
+    source: Canonical
+    weights: Weights
+    plan: BlockPlan
+    samples: Samples | None
+    original: Callable[[], object]
+    dialect: Dialect
+    form: Form
+    formats: Mapping[tuple[int, str], BlockFormat]
+    eight_bit: float
+    accuracy_level: int
+    act_order: bool
+    threads: int
+    tell: Callable[[str, int, int], None] = lambda _label, _done, _total: None
+
+    def choose(self, wish: str) -> tuple[BlockTrial, dict[str, float], str]:
+        """Try the methods that come into question.
+
+        Args:
+            wish: a method, or `auto`: all of them, on held-out samples.
+
+        Returns:
+            The best trial, the score of each method in dB, and why it was chosen.
+        """
+        if wish != "auto" or self.samples is None:
+            method = next((name for name in METHODS if name == wish), METHODS[0])
+            trial = self.attempt(method)
+            why = "as asked" if wish != "auto" else "no data, so the weights' own rounding error decides"
+            return trial, self._scores([trial]), why
+        best: BlockTrial | None = None
+        scores: dict[str, float] = {}
+        for method in METHODS:
+            if method in NEED_DATA and not self._depths():
+                continue
+            trial = self.attempt(method)
+            scores |= self._scores([trial])
+            if best is None or trial.score > best.score:
+                best = trial
+        assert best is not None
+        count = len(self.judged)
+        why = (
+            f"its outputs lie nearest to the original's on {count} held-out calibration sample{'s' * (count > 1)}: "
+            + ", ".join(f"{name} {score:.1f} dB" for name, score in scores.items())
+        )
+        return best, scores, why
+
+    def _scores(self, trials: list[BlockTrial]) -> dict[str, float]:
+        return {} if self.samples is None else {trial.method: round(trial.score, 2) for trial in trials}
+
+    def attempt(self, method: Method) -> BlockTrial:
+        """Quantize with one method, write, load and run."""
+        formats = dict(self.formats)
+        solved = self._solver(self.plan.weights, formats, method).solve(method)
+        raised = self._sensitive(solved)
+        if raised:
+            formats |= {weight.key: replace(formats[weight.key], bits=8) for weight in raised}
+            again = self._solver(tuple(raised), formats, method, solved.factors).solve("rtn")
+            solved = replace(solved, codes={**solved.codes, **again.codes}, errors={**solved.errors, **again.errors})
+        model = write_blocks(
+            self.source,
+            self.plan.weights,
+            solved,
+            self.dialect,
+            form=self.form,
+            accuracy_level=self.accuracy_level,
+        )
+        session = open_graph(model, self.source.folder, threads=self.threads)
+        distances = {} if self.samples is None else self._reference.distances(session)
+        return BlockTrial(method=method, model=model, solved=solved, formats=formats, distances=distances)
+
+    def _solver(
+        self,
+        plan: tuple[BlockWeight, ...],
+        formats: Mapping[tuple[int, str], BlockFormat],
+        method: Method,
+        given: Mapping[str, Floats] | None = None,
+    ) -> Solver:
+        done = iter(range(1, len(plan) + 1))
+        return Solver(
+            weights=self.weights,
+            plan=plan,
+            index=self._index,
+            grams=self._grams if self._depths() else None,
+            formats=formats,
+            act_order=self.act_order,
+            given=given or {},
+            tell=lambda: self.tell(f"quantize ({method})", next(done), len(plan)),
+        )
+
+    def _sensitive(self, solved: Solved) -> list[BlockWeight]:
+        """Return the matrices whose outputs lose most for their size, up to the share that may take 8 bits."""
+        narrow = [weight for weight in self.plan.weights if self.formats[weight.key].bits < 8]  # noqa: PLR2004
+        room = self.eight_bit * sum(weight.elements for weight in narrow)
+        chosen = []
+        for weight in sorted(narrow, key=lambda item: -solved.errors.get(item.key, 0.0)):
+            if weight.elements <= room:
+                chosen.append(weight)
+                room -= weight.elements
+        return chosen
+
+    # --- samples -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _index(self) -> GraphIndex:
+        return GraphIndex(self.source.model.graph, self.source.folder)
+
+    @property
+    def _count(self) -> int:
+        return 0 if self.samples is None else len(self.samples)
+
+    @property
+    def held(self) -> list[int]:
+        """The samples that no statistics are taken of; without enough samples all serve both ends."""
+        if self._count < _HELD_EVERY:
+            return list(range(self._count))
+        return list(range(_HELD_EVERY - 1, self._count, _HELD_EVERY))
+
+    @property
+    def judged(self) -> list[int]:
+        """The held-out samples that methods are compared on."""
+        return [self.held[place] for place in spread(len(self.held), MOST_JUDGED)]
+
+    @cached_property
+    def _reference(self) -> Reference:
+        assert self.samples is not None
+        return Reference(self.original(), self.samples, self.judged)
+
+    def _depths(self) -> dict[str, int]:
+        if self.samples is None:
+            return {}
+        found = {input_of(weight, self._index): weight.depth for weight in self.plan.weights if weight.products}
+        return {name: depth for name, depth in found.items() if name and self._index.constant(name) is None}
+
+    @cached_property
+    def _grams(self) -> Grams:
+        assert self.samples is not None
+        held = set(self.held) if self._count >= _HELD_EVERY else set()
+        return Grams(
+            self.source.model,
+            self.source.folder,
+            self.samples,
+            [number for number in range(self._count) if number not in held],
+            self._depths(),
+            threads=self.threads,
+            tell=lambda done, total: self.tell("calibrate", done, total),
+        )
+
+
+def mean_bits(plan: BlockPlan, solved: Solved) -> float:
+    """Return the bits that a quantized weight takes on average, scales and zero points included."""
+    total = sum(weight.elements for weight in plan.weights)
+    return float(np.round(8 * sum(codes.size for codes in solved.codes.values()) / max(total, 1), 3))

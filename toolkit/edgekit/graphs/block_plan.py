@@ -1,0 +1,181 @@
+"""Which weights of a graph can be stored on block-wise grids, and why the others stay float."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from edgekit.graphs.edit import attribute_of
+from edgekit.graphs.storage import element_count
+from edgekit.graphs.weights import Operand, Weights
+
+if TYPE_CHECKING:
+    import onnx
+
+_MATRIX = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockWeight:
+    """A stored matrix that can be quantized block-wise: every use of it is a product or a lookup of rows.
+
+    Attributes:
+        key: what identifies it, see `Operand.key`.
+        axis: axis of the initializer along which the outputs (the rows of a table) lie: 0 or 1.
+        rows: N, the number of outputs.
+        depth: K, along which the blocks lie.
+        products: MatMul and Gemm that multiply by it.
+        lookups: Gather of its rows.
+    """
+
+    key: tuple[int, str]
+    axis: int
+    rows: int
+    depth: int
+    products: tuple[Operand, ...]
+    lookups: tuple[Operand, ...]
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """All its uses."""
+        return self.products + self.lookups
+
+    @property
+    def elements(self) -> int:
+        """How many weights it holds."""
+        return self.rows * self.depth
+
+    @property
+    def is_table(self) -> bool:
+        """Whether rows of it are looked up: the embedding, which may be the last layer's weight as well."""
+        return bool(self.lookups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockPlan:
+    """What is quantized.
+
+    Attributes:
+        weights: the matrices.
+        reasons: node -> why its weight stays float.
+    """
+
+    weights: tuple[BlockWeight, ...]
+    reasons: dict[str, str]
+
+
+def plan_blocks(weights: Weights, *, skip: Sequence[str], tables: bool) -> BlockPlan:
+    """Find the matrices that can be quantized.
+
+    A matrix is stored once, so one use that needs it in float keeps it in float for all.
+
+    Args:
+        weights: the weight operands of a graph in canonical form.
+        skip: globs of node names or op types to leave float.
+        tables: whether tables that are looked up are quantized.
+    """
+    nodes = {node.name: node for graph in weights.graphs for node in graph.node}
+    uses: dict[tuple[int, str], list[Operand]] = {}
+    for operand in weights.operands:
+        uses.setdefault(operand.key, []).append(operand)
+    found: list[BlockWeight] = []
+    reasons: dict[str, str] = {}
+    for operands in uses.values():
+        reason, culprit = _refusal(weights, operands, nodes, skip, tables=tables)
+        if not reason:
+            found.append(_weight(weights, operands, nodes))
+            continue
+        for operand in operands:
+            own = operand.node == culprit or not culprit
+            reasons[operand.node] = reason if own else f"its weight is also read by '{culprit}', where {reason}"
+    return BlockPlan(weights=tuple(found), reasons=reasons)
+
+
+def matrix_of(weights: Weights, weight: BlockWeight) -> npt.NDArray[np.float32]:
+    """Return a weight's values as `[N, K]`."""
+    values = np.asarray(weights.values(weight.operands[0]), np.float32)
+    return values if weight.axis == 0 else np.ascontiguousarray(values.T)
+
+
+def _weight(weights: Weights, operands: list[Operand], nodes: dict[str, onnx.NodeProto]) -> BlockWeight:
+    dims = list(weights.tensor(operands[0]).dims)
+    axis = operands[0].axis or 0
+    return BlockWeight(
+        key=operands[0].key,
+        axis=axis,
+        rows=dims[axis],
+        depth=dims[1 - axis],
+        products=tuple(operand for operand in operands if nodes[operand.node].op_type != "Gather"),
+        lookups=tuple(operand for operand in operands if nodes[operand.node].op_type == "Gather"),
+    )
+
+
+def _refusal(
+    weights: Weights,
+    operands: list[Operand],
+    nodes: dict[str, onnx.NodeProto],
+    skip: Sequence[str],
+    *,
+    tables: bool,
+) -> tuple[str, str]:
+    """Return why a matrix stays float, and the node that is at fault (empty: all of them); empty: nothing is."""
+    for operand in operands:
+        if reason := _node_refusal(operand, nodes[operand.node], weights, skip, tables=tables):
+            return reason, operand.node
+    axes = {operand.axis for operand in operands}
+    if len(axes) > 1:
+        return "its weight is multiplied along both axes, and blocks lie along one", ""
+    if other := _other_reader(weights, operands):
+        return f"its weight is also read by {other}", ""
+    if not np.isfinite(weights.values(operands[0])).all():
+        return "its weight holds infinite or undefined values", ""
+    return "", ""
+
+
+def _node_refusal(
+    operand: Operand, node: onnx.NodeProto, weights: Weights, skip: Sequence[str], *, tables: bool
+) -> str:
+    for glob in skip:
+        if fnmatchcase(node.name, glob) or fnmatchcase(node.op_type, glob):
+            return f"the option skip names it ('{glob}')"
+    dims = list(weights.tensor(operand).dims)
+    lookup = node.op_type == "Gather"
+    rules = (
+        (node.op_type not in {"MatMul", "Gemm", "Gather"}, f"{node.op_type} has no kernel for block-wise weights"),
+        (len(dims) != _MATRIX, f"its weight is of rank {len(dims)}; blocks are for matrices"),
+        (not element_count(dims), "its weight is empty"),
+        (lookup and (operand.axis != 0 or operand.position != 0), "it does not look up rows"),
+        (lookup and not tables, "tables stay float (embeddings = false)"),
+        (not lookup and operand.position != 1, "its first operand is the constant one"),
+        (
+            bool(attribute_of(node, "transA", 0)) or attribute_of(node, "alpha", 1.0) != 1.0,
+            "it transposes or scales its first operand",
+        ),
+    )
+    return next((reason for broken, reason in rules if broken), "")
+
+
+def _other_reader(weights: Weights, operands: list[Operand]) -> str:
+    """Name what reads a stored weight besides its operands (also behind a Transpose); empty: nothing does."""
+    name, owner = operands[0].tensor, operands[0].owner
+    held = weights.graphs[owner]
+    expected = {(operand.node, operand.position) for operand in operands}
+    behind = {operand.transpose for operand in operands if operand.transpose}
+    names = {name} | {
+        out for graph in weights.graphs for node in graph.node if node.name in behind for out in node.output
+    }
+    if any(value.name in names for value in held.output):
+        return "the model's outputs"
+    for graph in weights.graphs:
+        if graph is not held and any(tensor.name == name for tensor in graph.initializer):
+            continue  # an inner graph with a constant of its own by that name
+        for node in graph.node:
+            for position, read in enumerate(node.input):
+                if read in names and node.name not in behind and (node.name, position) not in expected:
+                    return f"'{node.name}' ({node.op_type})"
+    return ""

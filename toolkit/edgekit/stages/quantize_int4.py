@@ -1,0 +1,296 @@
+"""Post-training quantization of weights to 4 bits in blocks; activations stay in floating point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from edgekit.artifact import MAIN
+from edgekit.data import Samples
+from edgekit.dialect import Dialect
+from edgekit.errors import EdgekitError, InputError, UnsupportedError, UsageError, did_you_mean
+from edgekit.events import Finding, Progress
+from edgekit.graphs.block_choice import BlockJob, BlockTrial, mean_bits
+from edgekit.graphs.block_plan import BlockPlan, plan_blocks
+from edgekit.graphs.block_solve import METHODS, NEED_DATA
+from edgekit.graphs.block_write import Form
+from edgekit.graphs.canonical import canonical
+from edgekit.graphs.companions import copy_companions
+from edgekit.graphs.edit import load_model, save_model
+from edgekit.graphs.facts import quantization_of, signature_of
+from edgekit.graphs.int8_plan import Planner
+from edgekit.graphs.original import open_original
+from edgekit.graphs.qdq import macs_of
+from edgekit.graphs.seeded import SeededSamples
+from edgekit.graphs.weights import Weights
+from edgekit.numerics.blockwise import BlockFormat
+from edgekit.numerics.packing import PACKED_BITS
+from edgekit.stage import Context, Inputs
+
+BLOCKS = (16, 32, 64, 128, 256)
+"""Block sizes that runtimes compute right."""
+
+LEVELS = (0, 1, 4)
+"""Accuracy levels that the CPU knows: 0 and 1 multiply in float32, 4 on activations rounded to 8 bits."""
+
+_FEW = 20
+_FORMS = ("auto", "matmulnbits", "qdq")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeInt4:
+    """Store weights in 4 bits, a scale for every block of them.
+
+    Args:
+        method: `rtn` (nearest codes of the scales with the least error), `hqq` (robust to outliers), `awq` (inputs that
+            carry much are rounded finely), `gptq` (rounding learned from the inputs); `auto` takes the one whose
+            outputs lie nearest to the original's on held-out calibration samples. `awq` and `gptq` need data.
+        block: weights that share a scale: 16, 32, 64, 128 or 256. Smaller blocks are nearer and larger files.
+        bits: 4; 2 and 8 where onnxruntime's own operators are written.
+        symmetric: zero points in the middle; left out: as the runtime demands, else false, which is nearer.
+        form: `matmulnbits` (onnxruntime's operators), `qdq` (standard DequantizeLinear of opset 21); `auto`: as the
+            runtime wants.
+        accuracy_level: 4 lets onnxruntime round activations to 8 bits inside its kernels, which is faster; 1: float32.
+        embeddings: whether tables that are looked up are quantized; a last layer of the same weight goes with them.
+        embedding_bits: 8 or 4 for those tables: they bear 4 bits worse than any layer.
+        eight_bit: share of the other weights that is stored in 8 bits, those whose layers lose most.
+        act_order: `gptq` rounds the columns of large inputs first; better on most models.
+        skip: globs of node names or op types to leave float.
+    """
+
+    name: ClassVar[str] = "quantize-int4"
+    revision: ClassVar[int] = 1
+    takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
+    makes: ClassVar[str] = "onnx"
+    needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
+    libraries: ClassVar[tuple[str, ...]] = ("numpy", "onnx", "onnxruntime")
+    precision: ClassVar[str] = "w4a16"
+
+    method: Literal["auto", "rtn", "hqq", "awq", "gptq"] = "auto"
+    block: int = 32
+    bits: int = 4
+    symmetric: bool | None = None
+    form: Literal["auto", "matmulnbits", "qdq"] = "auto"
+    accuracy_level: int = 4
+    embeddings: bool = True
+    embedding_bits: int = 8
+    eight_bit: float = 0.0
+    act_order: bool = True
+    skip: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the options; UsageError for what no runtime takes."""
+        for option, word, known in (
+            ("method", self.method, ["auto", *METHODS]),
+            ("form", self.form, list(_FORMS)),
+        ):
+            if word not in known:
+                raise UsageError(f"unknown {option} '{word}'", where=self.name, remedy=did_you_mean(word, known))
+        for option, number, numbers in (
+            ("block size", self.block, BLOCKS),
+            ("bits", self.bits, PACKED_BITS),
+            ("embedding_bits", self.embedding_bits, PACKED_BITS),
+            ("accuracy_level", self.accuracy_level, LEVELS),
+        ):
+            if number not in numbers:
+                raise UsageError(
+                    f"{option} {number} is not supported by the runtimes",
+                    where=self.name,
+                    remedy=f"Choose one of {', '.join(map(str, numbers))}.",
+                )
+        if not 0 <= self.eight_bit <= 1:
+            raise UsageError(f"eight_bit {self.eight_bit} is no share", where=self.name, remedy="Between 0 and 1.")
+
+    def run(self, inputs: Inputs, out: Path, context: Context) -> dict[str, Any]:
+        """Quantize `model.onnx`; see `Stage.run`.
+
+        Facts: `coverage`, `findings` and `quantization` (what was tried and chosen, why, bits a weight, and the
+        distance of every output from the original on held-out calibration samples).
+
+        Raises:
+            InputError: a quantized or damaged model, or samples with NaN or infinite values (named).
+            UsageError: the method needs data and there is none.
+            UnsupportedError: nothing in the model can be quantized, or the runtime has no such kernels.
+        """
+        path = inputs.folder / MAIN
+        job, told = _prepare(self, inputs, path, context)
+        trial, scores, why = job.choose(self.method)
+        save_model(trial.model, out / MAIN, source=job.source.folder)
+        _check(out / MAIN)
+        copy_companions(inputs.folder, out)
+        shapes = _shapes(job, inputs, path, context)
+        coverage = _coverage(job, trial, path, shapes)
+        result: dict[str, Any] = {
+            "coverage": coverage,
+            "findings": msgspec.to_builtins([*told, *_left_float(job.plan, job.weights)]),
+            "quantization": _summary(job, trial, scores, why),
+        }
+        signature = signature_of(load_model(out / MAIN))
+        if signature != inputs.artifact.facts.get("graphs", {}).get(MAIN):
+            result["graphs"] = {**inputs.artifact.facts.get("graphs", {}), MAIN: signature}
+        return result
+
+
+def _prepare(stage: QuantizeInt4, inputs: Inputs, path: Path, context: Context) -> tuple[BlockJob, list[Finding]]:
+    if inputs.dialect is None:
+        raise EdgekitError("quantize-int4 was run without a dialect")
+    if how := quantization_of(load_model(path)):
+        raise InputError(
+            f"the model is already quantized ({how})",
+            where=path.name,
+            remedy="Give the float model, or a recipe without quantize-int4: quantizing twice only loses accuracy.",
+        )
+    form = _form(stage, inputs.dialect)
+    source = canonical(path)
+    weights = Weights(source.model.graph, source.folder)
+    plan = plan_blocks(weights, skip=stage.skip, tables=stage.embeddings)
+    if not plan.weights:
+        raise UnsupportedError(
+            "nothing in the model can be stored in 4 bits: no MatMul, Gemm or Gather with a constant matrix"
+            + (f" ({next(iter(plan.reasons.values()))})" if plan.reasons else ""),
+            where=path.name,
+            remedy="Build it with --recipe int8.",
+        )
+    samples, findings = _samples(stage, inputs)
+    job = BlockJob(
+        source=source,
+        weights=weights,
+        plan=plan,
+        samples=samples,
+        original=lambda: open_original(source, path, context.threads),
+        dialect=inputs.dialect,
+        form=form,
+        formats=_formats(stage, plan, inputs.dialect, form),
+        eight_bit=stage.eight_bit,
+        accuracy_level=stage.accuracy_level,
+        act_order=stage.act_order,
+        threads=context.threads,
+        tell=lambda label, done, total: context.listen(Progress(label=label, done=done, total=total)),
+    )
+    return job, [*source.findings, *findings]
+
+
+def _form(stage: QuantizeInt4, dialect: Dialect) -> Form:
+    wanted = dialect.int4 if stage.form == "auto" else stage.form
+    if dialect.int4 == "none" or wanted == "none":
+        raise UnsupportedError(
+            f"the {dialect.name} dialect has no 4-bit weights on this device",
+            where=stage.name,
+            remedy="Choose another recipe, e.g. int8 or fp16.",
+        )
+    if dialect.int4_symmetric and stage.symmetric is False:
+        raise UnsupportedError(
+            f"{dialect.name} takes only symmetric 4-bit weights",
+            where=stage.name,
+            remedy="Set symmetric = true or leave it out.",
+        )
+    return wanted
+
+
+def _formats(stage: QuantizeInt4, plan: BlockPlan, dialect: Dialect, form: Form) -> dict[tuple[int, str], BlockFormat]:
+    symmetric = dialect.int4_symmetric if stage.symmetric is None else stage.symmetric
+    return {
+        weight.key: BlockFormat(
+            bits=stage.embedding_bits if weight.is_table else stage.bits,
+            block=stage.block,
+            symmetric=symmetric or (weight.is_table and stage.embedding_bits == 8),  # noqa: PLR2004 - fine enough
+            negative_scales=form == "matmulnbits",
+            scale_type="float16" if form == "matmulnbits" else "float32",
+        )
+        for weight in plan.weights
+    }
+
+
+def _samples(stage: QuantizeInt4, inputs: Inputs) -> tuple[Samples | None, list[Finding]]:
+    data = inputs.data
+    count = 0 if data is None else len(data.calibration)
+    if data is None or not count:
+        if stage.method in NEED_DATA:
+            raise UsageError(
+                f"the method {stage.method} needs calibration samples, and there are none",
+                where=stage.name,
+                remedy='Give representative inputs with --data DIR, or set method = "hqq".',
+            )
+        text = "no data: the weights were rounded by their values alone, and the accuracy is unknown"
+        return None, [Finding(severity="warning", node="", rule="unchecked", text=text, remedy="Give --data DIR.")]
+    if count >= _FEW:
+        return data.calibration, []
+    text = (
+        f"only {count} calibration sample{'s' * (count > 1)}: rounding may suit them and not what the device will see"
+    )
+    return data.calibration, [
+        Finding(severity="warning", node="", rule="few-samples", text=text, remedy="Give 100 or more.")
+    ]
+
+
+def _shapes(job: BlockJob, inputs: Inputs, path: Path, context: Context) -> dict[str, tuple[int, ...]]:
+    samples: Any = job.samples
+    if samples is None:
+        session = open_original(job.source, path, context.threads)
+        specs = inputs.artifact.specs("inputs")
+        samples = SeededSamples(session, job.source.model, job.source.folder, specs, seed=context.seed, count=1)
+    return {name: array.shape for name, array in samples.sample(0).items()}
+
+
+def _coverage(job: BlockJob, trial: BlockTrial, path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    macs = macs_of(path, shapes, Planner(job.source.model, job.weights, job.dialect))
+    stored = sum(weight.elements for weight in job.plan.weights)
+    wide = sum(weight.elements for weight in job.plan.weights if trial.formats[weight.key].bits > 4)  # noqa: PLR2004
+    products = {operand.node for weight in job.plan.weights for operand in weight.products}
+    total = sum(macs.values())
+    done = sum(count for node, count in macs.items() if node in products)
+    return {
+        "precision": QuantizeInt4.precision,
+        "weights": round(stored / job.weights.total, 4) if job.weights.total else 1.0,
+        "macs": round(done / total, 4) if total else 1.0,
+        "left_float": list(job.plan.reasons),
+        "eight_bit": round(wide / job.weights.total, 4) if job.weights.total else 0.0,
+    }
+
+
+def _left_float(plan: BlockPlan, weights: Weights) -> list[Finding]:
+    ops = {node.name: node.op_type for graph in weights.graphs for node in graph.node}
+    return [
+        Finding(
+            severity="note",
+            node=node,
+            rule="left-float",
+            text=f"left float: {ops[node]} '{node}', because {reason}",
+        )
+        for node, reason in plan.reasons.items()
+    ]
+
+
+def _summary(job: BlockJob, trial: BlockTrial, scores: dict[str, float], why: str) -> dict[str, Any]:
+    ranked = sorted(trial.solved.errors.items(), key=lambda item: -item[1])
+    readers = {weight.key: weight.operands[0].node for weight in job.plan.weights}
+    return {
+        "form": job.form,
+        "method": trial.method,
+        "why": f"{trial.method}: {why}",
+        "candidates": scores,
+        "bits_per_weight": mean_bits(job.plan, trial.solved),
+        "matrices": len(job.plan.weights),
+        "worst_layers": {readers[key]: round(error, 5) for key, error in ranked[:5]},
+        "outputs": {
+            name: {
+                "sqnr_db": round(found.sqnr, 2),
+                "worst_sample_db": round(found.worst, 2),
+                "cosine": round(found.cosine, 5),
+            }
+            for name, found in trial.distances.items()
+        },
+        "judged_on": len(job.judged),
+    }
+
+
+def _check(path: Path) -> None:
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(path))
+    except Exception as error:  # noqa: BLE001 - the checker's errors have no common base
+        raise EdgekitError(f"quantize-int4 wrote an invalid graph: {str(error)[:300]}") from None
