@@ -38,6 +38,7 @@ class TensorRTExporter:
             quantize_bias=False,
             ops=("Conv", "MatMul", "Gemm"),
             quantize_outputs=False,
+            int4_symmetric=True,
             max_opset=profile.graph.max_opset,
             max_ir=profile.graph.max_ir,
         )
