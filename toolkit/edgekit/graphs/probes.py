@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from edgekit.data import Samples
 
 _CHANNELS_SECOND = frozenset({"Conv", "ConvTranspose"})
+_CHANNELS_LAST = frozenset({"MatMul", "Gemm"})
+_MATRIX = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +28,8 @@ class Probe:
     """Names of the outputs that tell about one node.
 
     Attributes:
-        total: sum of its result over everything but the channels, `[channels]`; a product of two activations has
-            none (its last axis may be positions, whose number differs from sample to sample) and counts as one.
+        total: sum of its result over everything but the channels, `[channels]`. Where no constant gives them, the last
+            axis may be positions, whose number differs from sample to sample: all counts as one channel then.
         square: the same of its square.
         noise: sum of squares of the twin's difference, `[]`.
         count: elements per channel, `[]`.
@@ -44,16 +46,8 @@ def twin_name(node: str) -> str:
     return node + "/probe"
 
 
-def probed(
-    model: onnx.ModelProto, names: Sequence[str], weighted: Container[str]
-) -> tuple[onnx.ModelProto, dict[str, Probe]]:
-    """Return a copy in which chosen nodes have a twin, with outputs that compare both; and their names by node.
-
-    Args:
-        model: the original.
-        names: the chosen nodes.
-        weighted: nodes whose second operand is a constant, so that their results have channels.
-    """
+def probed(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelProto, dict[str, Probe]]:
+    """Return a copy in which chosen nodes have a twin, with outputs that compare both; and their names by node."""
     import onnx
 
     copy = onnx.ModelProto()
@@ -68,7 +62,7 @@ def probed(
     extra: list[onnx.NodeProto] = []
     for node in copy.graph.node:
         if node.name in wanted:
-            whole = "" if node.name in weighted else column
+            whole = "" if _has_channels(index, node) else column
             probes[node.name] = _add_twin(index, node, first, ranks, extra, whole)
     copy.graph.node.extend(extra)
     for probe in probes.values():
@@ -76,6 +70,15 @@ def probed(
             copy.graph.output.add().name = name
             copy.graph.output[-1].type.tensor_type.elem_type = kind
     return copy, probes
+
+
+def _has_channels(index: GraphIndex, node: onnx.NodeProto) -> bool:
+    """Say whether a constant second operand gives the result its channels."""
+    if node.op_type not in _CHANNELS_SECOND | _CHANNELS_LAST:
+        return False
+    maker = index.producers.get(node.input[1])
+    stored = maker.input[0] if maker is not None and maker.op_type == "Transpose" else node.input[1]
+    return stored in index.initializers and len(index.initializers[stored].dims) >= _MATRIX
 
 
 def _add_twin(
