@@ -103,7 +103,9 @@ def build(task: Task, side: str, out: Path, options: argparse.Namespace, origina
     return told
 
 
-def judge(task: Task, name: str, path: Path, float_rows: Floats, original: Path, told: dict[str, Any], pairs: int) -> Row:
+def judge(
+    task: Task, name: str, path: Path, float_rows: Floats, original: Path, told: dict[str, Any], pairs: int
+) -> Row:
     """Compare a quantized model with the original."""
     rows = answers(task, path)
     right, kept = (task.decide(r) == task.labels for r in (float_rows, rows))

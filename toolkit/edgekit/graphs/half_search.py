@@ -126,7 +126,9 @@ class HalfSearch:
         ]
         if not names:
             return []
-        model, probes = probed(self.source.model, names)
+        constants = {tensor.name for tensor in self.source.model.graph.initializer}
+        weighted = {node.name for node in self.source.model.graph.node if constants.intersection(node.input[1:2])}
+        model, probes = probed(self.source.model, names, weighted)
         twins = {twin_name(name) for name in names}
         makers = {node.output[0] for node in model.graph.node if node.name in twins}
         types = HalfTypes(model, dict.fromkeys(self.types.floats | makers, "tensor(float)"))

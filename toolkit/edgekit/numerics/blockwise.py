@@ -1,8 +1,8 @@
 """Weights on block-wise grids of 2 to 8 bits: formats, the fit of scales, rounding, the reference dequantization.
 
-A weight is a matrix `[N, K]`, one row per output. Along K every `block` weights share a scale and a zero point; the last
-block of a row may be shorter. Codes are unsigned: `x = (code - zero_point) * scale`. Symmetric means that every zero
-point is `2**(bits - 1)`. ONNX's signed types hold `code - 2**(bits - 1)`.
+A weight is a matrix `[N, K]`, one row per output. Along K every `block` weights share a scale and a zero point; the
+last block of a row may be shorter. Codes are unsigned: `x = (code - zero_point) * scale`. Symmetric means that every
+zero point is `2**(bits - 1)`. ONNX's signed types hold `code - 2**(bits - 1)`.
 """
 
 from __future__ import annotations
