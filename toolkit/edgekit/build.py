@@ -160,7 +160,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         shipment = Shipment(
             artifact=candidate.id,
             bundle=compiled.id,
-            extras=pack_extras(shelf, bundle, samples, golden_feeds(gate.golden_samples, gate.seeded_feeds())).id,
+            extras=pack_extras(shelf, bundle, samples, golden_feeds(gate.golden_samples, gate.seeded_feeds)).id,
             reference=gate.reference_id,
             name=f"{_stem(model)}-{device.name}",
             profile=device,
