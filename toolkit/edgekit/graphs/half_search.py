@@ -129,13 +129,7 @@ class HalfSearch:
         ]
         if not names:
             return []
-        constants = {tensor.name for tensor in self.source.model.graph.initializer}
-        weighted = {
-            node.name
-            for node in self.source.model.graph.node
-            if is_standard(node, "Conv", "ConvTranspose", "MatMul", "Gemm") and node.input[1] in constants
-        }
-        model, probes = probed(self.source.model, names, weighted)
+        model, probes = probed(self.source.model, names)
         twins = {twin_name(name) for name in names}
         makers = {node.output[0] for node in model.graph.node if node.name in twins}
         types = HalfTypes(model, dict.fromkeys(self.types.floats | makers, "tensor(float)"))
