@@ -102,7 +102,9 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     with Store(store) as shelf:
         source = ingest(model, shelf, weights=Path(weights) if weights else None, listen=listen)
         mentor = ingest(teacher, shelf, listen=listen) if teacher else None
-        given = Given(kind=source.kind, data=data is not None, teacher=mentor is not None, shapes=tuple(shape))
+        given = Given(
+            model=model, kind=source.kind, data=data is not None, teacher=mentor is not None, shapes=tuple(shape)
+        )
         plan = make_plan(chosen, device, exporter, given)
         if dry_run:
             return _planned(plan)

@@ -14,7 +14,7 @@ from edgekit import events
 from edgekit.artifact import MAIN, Artifact, Step, digest
 from edgekit.data import Dataset
 from edgekit.dialect import Dialect
-from edgekit.errors import EdgekitError, UnsupportedError
+from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.exporter import Exporter
 from edgekit.plan import Alternatives, Plan, PlanEntry, Rounds
 from edgekit.profile import Profile
@@ -147,7 +147,7 @@ class Pipeline:
             try:
                 for stage in body:
                     made = self.run_stage(stage, made)
-            except EdgekitError as error:
+            except (InputError, UnsupportedError, UsageError) as error:
                 refused[name] = str(error)
                 continue
             tried.append((name, made, score(made)))

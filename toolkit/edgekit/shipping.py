@@ -88,7 +88,7 @@ def pack_extras(store: Store, bundle: Bundle, data: Dataset | None, feeds: Seque
 
 
 def golden_feeds(samples: Samples | None, fallback: Callable[[], Sequence[Feed]]) -> list[Feed]:
-    """Return a few feeds that a device must reproduce: of the data, else the fallback, which is not made before."""
+    """Return a few feeds that a device must reproduce: of the data, else what the fallback gives."""
     if samples is None or not len(samples):
         return list(fallback())
     few = take(samples, min(GOLDEN_SAMPLES, len(samples)))

@@ -144,21 +144,20 @@ def _node_refusal(
         if fnmatchcase(node.name, glob) or fnmatchcase(node.op_type, glob):
             return f"the option skip names it ('{glob}')"
     dims = list(weights.tensor(operand).dims)
-    if node.op_type not in {"MatMul", "Gemm", "Gather"}:
-        return f"{node.op_type} has no kernel for block-wise weights"
-    if len(dims) != _MATRIX:
-        return f"its weight is of rank {len(dims)}; blocks are for matrices"
-    if not element_count(dims):
-        return "its weight is empty"
-    if node.op_type == "Gather":
-        if operand.axis != 0 or operand.position != 0:
-            return "it does not look up rows"
-        return "" if tables else "tables stay float (embeddings = false)"
-    if operand.position != 1:
-        return "its first operand is the constant one"
-    if attribute_of(node, "transA", 0) or attribute_of(node, "alpha", 1.0) != 1.0:
-        return "it transposes or scales its first operand"
-    return ""
+    lookup = node.op_type == "Gather"
+    rules = (
+        (node.op_type not in {"MatMul", "Gemm", "Gather"}, f"{node.op_type} has no kernel for block-wise weights"),
+        (len(dims) != _MATRIX, f"its weight is of rank {len(dims)}; blocks are for matrices"),
+        (not element_count(dims), "its weight is empty"),
+        (lookup and (operand.axis != 0 or operand.position != 0), "it does not look up rows"),
+        (lookup and not tables, "tables stay float (embeddings = false)"),
+        (not lookup and operand.position != 1, "its first operand is the constant one"),
+        (
+            bool(attribute_of(node, "transA", 0)) or attribute_of(node, "alpha", 1.0) != 1.0,
+            "it transposes or scales its first operand",
+        ),
+    )
+    return next((reason for broken, reason in rules if broken), "")
 
 
 def _other_reader(weights: Weights, operands: list[Operand]) -> str:
@@ -167,7 +166,9 @@ def _other_reader(weights: Weights, operands: list[Operand]) -> str:
     held = weights.graphs[owner]
     expected = {(operand.node, operand.position) for operand in operands}
     behind = {operand.transpose for operand in operands if operand.transpose}
-    names = {name} | {out for graph in weights.graphs for node in graph.node if node.name in behind for out in node.output}
+    names = {name} | {
+        out for graph in weights.graphs for node in graph.node if node.name in behind for out in node.output
+    }
     if any(value.name in names for value in held.output):
         return "the model's outputs"
     for graph in weights.graphs:
