@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from models import MODELS, feeds, fetch, write_data
+
+from wild import MODELS, feeds, fetch, write_data
 
 JOBS = {
     "host-fp32": ["--profile", "host", "--recipe", "fp32"],
