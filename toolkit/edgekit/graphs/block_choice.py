@@ -109,9 +109,8 @@ class BlockJob:
         assert best is not None
         count = len(self.judged)
         kind = "held-out calibration sample" if self._count > 1 else "calibration sample (the only one)"
-        why = (
-            f"its outputs lie nearest to the original's on {count} {kind}{'s' * (count > 1)}: "
-            + ", ".join(f"{name} {score:.1f} dB" for name, score in scores.items())
+        why = f"its outputs lie nearest to the original's on {count} {kind}{'s' * (count > 1)}: " + ", ".join(
+            f"{name} {score:.1f} dB" for name, score in scores.items()
         )
         return best, scores, why
 
