@@ -266,6 +266,10 @@ def test_each_dialect_gets_its_own_form(tmp_path):
     assert kinds == {TensorProto.INT4, TensorProto.FLOAT}
     scales = next(t for t in trt.graph.initializer if t.data_type == TensorProto.FLOAT)
     assert (numpy_helper.to_array(scales) > 0).all()
+    with pytest.raises(UnsupportedError, match="depth of 70 is no multiple of the block of 32"):
+        quantize(tmp_path / "uneven", *kinds_int4.product(70, 6), runtime="tensorrt")
+    with pytest.raises(UnsupportedError, match="last dimension is odd"):
+        quantize(tmp_path / "odd", *kinds_int4.product(64, 5), runtime="tensorrt")
     with pytest.raises(UnsupportedError, match="only symmetric"):
         quantize(tmp_path / "asym", model, feeds, runtime="tensorrt", symmetric=False)
     with pytest.raises(UnsupportedError, match="need opset 21; tensorrt reads up to 19"):
