@@ -64,10 +64,9 @@ def session(path: Path, threads: int = 1) -> Any:
 
 def answers(task: Task, path: Path) -> Floats:
     """Run the evaluation rows; what is judged, one row each."""
-    opened, found = session(path), []
-    for feed in task.evaluation.batches(task.batch):
-        found.append(task.answer(feed, opened.run(None, feed)[0]))
-    return np.concatenate(found)
+    opened = session(path)
+    feeds = task.evaluation.batches(task.batch)
+    return np.concatenate([task.answer(feed, opened.run(None, feed)[0]) for feed in feeds])
 
 
 def latency(task: Task, original: Path, candidate: Path, pairs: int) -> float:
@@ -148,7 +147,8 @@ def show(rows: list[Row]) -> None:
     for row in rows:
         print(
             f"{row.name:12} {row.drop:6.2f} +- {row.error:.2f}   {row.agreement:.4f}   {row.cosine:.5f} {row.sqnr:5.2f}"
-            f"  {row.megabytes:6.2f}  {row.ratio:5.3f} x  {row.cpu_seconds:5.1f} ({row.cpu_seconds / last.cpu_seconds:4.2f} x)"
+            f"  {row.megabytes:6.2f}  {row.ratio:5.3f} x"
+            f"  {row.cpu_seconds:5.1f} ({row.cpu_seconds / last.cpu_seconds:4.2f} x)"
             f"  {row.peak_mb:5.0f} ({row.peak_mb / last.peak_mb:4.2f} x)",
             flush=True,
         )

@@ -13,6 +13,7 @@ models in one run, paired by token; the interval is one standard error.
 from __future__ import annotations
 
 import argparse
+import logging
 import tempfile
 import time
 from pathlib import Path
@@ -170,6 +171,7 @@ def quantize_peer(model: Path, name: str, out: Path) -> None:
             block_size=32, is_symmetric=not name.endswith("asymmetric"), accuracy_level=4
         )
     quantizer = MatMulNBitsQuantizer(onnx.load(model), algo_config=config)
+    logging.getLogger("onnxruntime.quantization").setLevel(logging.WARNING)
     quantizer.process()
     quantizer.model.save_model_to_file(str(out / "model.onnx"))
 

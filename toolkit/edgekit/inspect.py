@@ -13,7 +13,7 @@ import msgspec
 from edgekit import events
 from edgekit.artifact import Artifact
 from edgekit.errors import EdgekitError, UnsupportedError
-from edgekit.events import Finding
+from edgekit.events import Finding, grouped
 from edgekit.exporter import load_exporter
 from edgekit.loading import load_graph
 from edgekit.plan import Given, make_plan
@@ -138,7 +138,7 @@ def inspect_model(
         "facts": {key: artifact.facts[key] for key in _KNOWN if key in artifact.facts},
         "graphs": graphs,
         "profile": None if profile is None else profile.name,
-        "findings": msgspec.to_builtins(findings),
+        "findings": msgspec.to_builtins(grouped(findings)),
     }
 
 

@@ -30,6 +30,9 @@ _BY_FORM = (
     "its operator",
     "the ONNX specification",
     "its type",
+    "its definition",
+    "it works on sequences",
+    "onnxruntime does not run",
 )
 
 
@@ -126,9 +129,7 @@ class HalfSearch:
         ]
         if not names:
             return []
-        constants = {tensor.name for tensor in self.source.model.graph.initializer}
-        weighted = {node.name for node in self.source.model.graph.node if constants.intersection(node.input[1:2])}
-        model, probes = probed(self.source.model, names, weighted)
+        model, probes = probed(self.source.model, names)
         twins = {twin_name(name) for name in names}
         makers = {node.output[0] for node in model.graph.node if node.name in twins}
         types = HalfTypes(model, dict.fromkeys(self.types.floats | makers, "tensor(float)"))

@@ -158,8 +158,7 @@ class Search:
         ]
         if not names:
             return []
-        weighted = {operand.node for operand in self.planner.weights.operands if operand.position == 1}
-        model, probes = probed(self.source.model, names, weighted)
+        model, probes = probed(self.source.model, names)
         weights = Weights(model.graph, self.source.folder)
         dialect = replace(self.planner.dialect, quantize_outputs=False, carry=())
         planner = Planner(model, weights, dialect)

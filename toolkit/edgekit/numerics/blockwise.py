@@ -107,7 +107,7 @@ class BlockCodes:
         rows, depth = self.codes.shape
         blocks = self.format.blocks(depth)
         zeros = 0 if self.format.symmetric else -(-blocks * self.format.bits // 8)
-        return rows * (-(-depth * self.format.bits // 8) + blocks * self.scales.dtype.itemsize + zeros)
+        return int(rows * (-(-depth * self.format.bits // 8) + blocks * self.scales.dtype.itemsize + zeros))
 
 
 def scale_type_for(weights: Floats, fmt: BlockFormat) -> ScaleType:
@@ -155,7 +155,8 @@ def quantize_rtn(weights: Floats, fmt: BlockFormat, importance: Floats | None = 
 
 def encode(blocks: Floats, scales: Floats, zeros: npt.NDArray[Any], fmt: BlockFormat) -> Codes:
     """Return the nearest codes of `[..., block]` weights for one scale and zero point a block."""
-    return np.clip(np.rint(blocks / scales[..., None]) + zeros[..., None], 0, fmt.most).astype(np.uint8)
+    codes: Codes = np.clip(np.rint(blocks / scales[..., None]) + zeros[..., None], 0, fmt.most).astype(np.uint8)
+    return codes
 
 
 def fit_blocks(
