@@ -8,7 +8,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
+
+from edgekit.graphs.edit import name_nodes
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 Kind = tuple[onnx.ModelProto, list[dict[str, Any]]]
@@ -36,6 +39,30 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 def draws(count: int, **shapes: tuple[int, ...]) -> list[dict[str, np.ndarray]]:
     return [{name: normal(1000 + i, *shape) for name, shape in shapes.items()} for i in range(count)]
+
+
+def run(model: onnx.ModelProto, feed: dict[str, Any]) -> list[np.ndarray]:
+    """Run a model on the CPU as it would be run on a device; what the model does not take is left out."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    name_nodes(copy)  # onnxruntime refuses two nodes of one name
+    session = onnxruntime.InferenceSession(copy.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    wanted = {item.name for item in session.get_inputs()}
+    return session.run(None, {name: array for name, array in feed.items() if name in wanted})
+
+
+def worst_db(before: onnx.ModelProto, after: onnx.ModelProto, feeds: list[dict[str, Any]]) -> float:
+    """The lowest signal-to-noise ratio of an output on a sample, in dB; everything must be finite."""
+    ratios = []
+    for feed in feeds:
+        for expected, found in zip(run(before, feed), run(after, feed), strict=True):
+            assert np.isfinite(found).all()
+            noise = np.square(expected.astype(np.float64) - found).sum()
+            signal = np.square(expected.astype(np.float64)).sum()
+            ratios.append(np.inf if noise == 0 else 10 * np.log10(signal / noise))
+    return min(ratios)
 
 
 def shared_weight() -> Kind:
@@ -139,6 +166,21 @@ def masked_attention(mask: float = float(np.finfo(np.float32).min), *, whole_row
     return model, feeds
 
 
+def lengths_that_differ() -> Kind:
+    """Attention over sequences of several lengths, on weights that 8 bits do not suit: products must be ranked."""
+    spread = normal(2, 16, 16) * np.exp(normal(3, 16, 16) * 2)
+    nodes = [
+        node("MatMul", ["x", "Q"], ["q"]),
+        node("Transpose", ["q"], ["t"], perm=[0, 2, 1]),
+        node("MatMul", ["q", "t"], ["s"]),
+        node("Softmax", ["s"], ["p"], axis=-1),
+        node("MatMul", ["p", "q"], ["o"]),
+        node("MatMul", ["o", "Q"], ["y"]),
+    ]
+    model = build(nodes, [value("x", ["b", "s", 16])], [value("y", ["b", "s", 16])], {"Q": spread.astype(np.float32)})
+    return model, [{"x": normal(i, 1, 5 + 3 * (i % 3), 16) * 3} for i in range(9)]
+
+
 def old_opset() -> Kind:
     weight = normal(12, 8, 3, 3, 3) * 10.0 ** np.random.default_rng(0).uniform(-2, 0, (8, 1, 1, 1)).astype(np.float32)
     constants = {"W": weight.astype(np.float32), "b": normal(13, 8)}
@@ -156,7 +198,7 @@ def upsample(factor: float = 2.0) -> Kind:
 
 
 def boxes_and_scores(*, deeper: bool = False) -> Kind:
-    """A detector's tail. `deeper`: the Concat is followed by a convolution, so that it lies inside the quantized part."""
+    """A detector's tail. `deeper`: a convolution follows the Concat, so that it lies inside the quantized part."""
     constants = {
         "Wb": normal(15, 4, 8, 1, 1) * 40,
         "bb": np.full(4, 320, np.float32),
@@ -306,6 +348,22 @@ def gemm(**attributes: Any) -> Kind:
     return build(nodes, [value("x", shape)], [value("y", [4, 6])], constants), feeds
 
 
+def matrix_and_bias() -> Kind:
+    """Products of matrices with their biases in Adds, as torch exports Linear layers."""
+    constants = {"W": normal(42, 12, 16), "b": normal(43, 16), "V": normal(44, 16, 5), "c": normal(45, 5)}
+    nodes = [
+        node("Conv", ["x", "K"], ["k"]),
+        node("Flatten", ["k"], ["f"]),
+        node("MatMul", ["f", "W"], ["a"]),
+        node("Add", ["b", "a"], ["h"]),
+        node("Relu", ["h"], ["r"]),
+        node("MatMul", ["r", "V"], ["m"]),
+        node("Add", ["m", "c"], ["y"]),
+    ]
+    constants["K"] = normal(46, 3, 4, 7, 7) / 7
+    return build(nodes, [value("x", [1, 4, 8, 8])], [value("y", [1, 5])], constants), draws(24, x=(1, 4, 8, 8))
+
+
 def function_inside() -> Kind:
     """The product stands in a local function of the model."""
     body = helper.make_function(
@@ -393,6 +451,7 @@ BOUNDED: dict[str, tuple[Callable[[], Kind], float]] = {
     "Q06 ConvTranspose": (lambda: conv_transpose(1), 25),
     "Q04 zero channel inside": (zero_channel_inside, 25),
     "Q11 mask of -3.4e38": (masked_attention, 20),
+    "lengths that differ": (lengths_that_differ, 12),
     "Q11 mask of -1e9": (lambda: masked_attention(-1e9), 20),
     "Q12 opset 11": (old_opset, 25),
     "Q14 Upsample by 2": (upsample, 25),
@@ -410,6 +469,7 @@ BOUNDED: dict[str, tuple[Callable[[], Kind], float]] = {
     "Gemm": (gemm, 25),
     "Gemm factors": (lambda: gemm(alpha=0.5, beta=2.0, transB=1), 25),
     "Gemm transA": (lambda: gemm(transA=1), 25),
+    "MatMul and Add": (matrix_and_bias, 20),
     "local function": (function_inside, 25),
     "Constant node": (constant_node_weight, 25),
     "residual CNN": (residual_cnn, 20),

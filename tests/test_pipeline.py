@@ -14,6 +14,7 @@ import house
 from edgekit import events
 from edgekit.dialect import Dialect
 from edgekit.errors import InputError, UnsupportedError, UsageError
+from edgekit.housekeeping import prune
 from edgekit.pipeline import Pipeline, Score, merge
 from edgekit.plan import Given, make_plan
 from edgekit.recipe import parse_recipe
@@ -91,7 +92,7 @@ def exporter():
 
 
 def plan_of(text, exporter, **given):
-    known = {"kind": "onnx", "data": True, "teacher": False, **given}
+    known = {"model": "m.onnx", "kind": "onnx", "data": True, "teacher": False, **given}
     profile = known.pop("profile", house.profile())
     return make_plan(parse_recipe(text, where="r", name="r"), profile, exporter, Given(**known))
 
@@ -180,7 +181,7 @@ def test_threads_and_listeners_are_not_part_of_the_key(store, exporter):
 def test_a_pruned_artifact_is_made_again(store, exporter):
     plan = plan_of("[[stage]]\nuse='shrink'", exporter)
     made = pipeline(store).run(plan, source(store), size_score(store))
-    store.prune(max_bytes=0)
+    prune(store, max_bytes=0)
     assert pipeline(store).run(plan, source(store), size_score(store)) == made
     assert RAN["shrink"] == 2
 

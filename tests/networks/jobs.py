@@ -10,15 +10,19 @@ from edgekit.errors import UnsupportedError
 
 
 def echo(arguments, _tell):
-    print("noise that must not mix with the protocol")
+    sys.stdout.write("noise that must not mix with the protocol\n")
     os.write(1, b"noise from below Python\n")
-    return {"got": arguments, "hash": hash("x"), "threads": os.environ["OMP_NUM_THREADS"], "torch": "torch" in sys.modules}
+    return {
+        "got": arguments,
+        "hash": hash("x"),
+        "threads": os.environ["OMP_NUM_THREADS"],
+        "torch": "torch" in sys.modules,
+    }
 
 
 def tells(_arguments, tell):
     tell(events.Progress(label="half", done=1, total=2))
     tell(events.Found(finding=events.Finding(severity="note", node="n", rule="r", text="t")))
-    return None
 
 
 def refuses(_arguments, _tell):
@@ -30,7 +34,8 @@ def bug(_arguments, _tell):
 
 
 def dies(arguments, _tell):
-    print("last words", file=sys.stderr, flush=True)
+    sys.stderr.write("last words\n")
+    sys.stderr.flush()
     os.kill(os.getpid(), getattr(signal, arguments["signal"]))
 
 

@@ -31,7 +31,10 @@ def net():
             self.drop = torch.nn.Dropout(0.5)
 
         def forward(self, x, *, shift):
-            return {"mean": self.drop(self.norm(self.conv(x)) * self.scale[:, None, None]).mean((2, 3)), "sum": x + shift}
+            return {
+                "mean": self.drop(self.norm(self.conv(x)) * self.scale[:, None, None]).mean((2, 3)),
+                "sum": x + shift,
+            }
 
     torch.manual_seed(0)
     return Net()
@@ -116,8 +119,14 @@ def test_it_exports_with_its_dynamic_axis(good, tmp_path):
     assert facts["capture"]["model.onnx"]["path"] == "dynamo"
     assert max(facts["capture"]["model.onnx"]["parity"].values()) < 1e-5
     graph = facts["graphs"]["model.onnx"]
-    assert [(i["name"], list(i["shape"])) for i in graph["inputs"]] == [("x", ["batch", 3, 8, 8]), ("shift", ["batch", 1, 1, 1])]
-    assert [(i["name"], list(i["shape"])) for i in graph["outputs"]] == [("mean", ["batch", 4]), ("sum", ["batch", 3, 8, 8])]
+    assert [(i["name"], list(i["shape"])) for i in graph["inputs"]] == [
+        ("x", ["batch", 3, 8, 8]),
+        ("shift", ["batch", 1, 1, 1]),
+    ]
+    assert [(i["name"], list(i["shape"])) for i in graph["outputs"]] == [
+        ("mean", ["batch", 4]),
+        ("sum", ["batch", 3, 8, 8]),
+    ]
 
 
 def arguments(art, out, **options):
@@ -273,11 +282,14 @@ def test_sample_inputs_that_need_pickle_are_refused(good, tmp_path):
 
     buffer = io.BytesIO()
     torch.save(((Evil(),), {}), buffer)
-    out = tmp_path / "artifact"
-    out.mkdir()
+    (tmp_path / "samples").write_bytes(rewrite_samples(good, tmp_path, buffer.getvalue()))
     with pytest.raises(InputError, match="sample inputs need pickle"):
-        program.intake_program(put(tmp_path / "x.pt2", {**members(good), SAMPLES: buffer.getvalue()}), out)
+        program._samples(exported(), tmp_path / "samples")
     assert not (tmp_path / "ran").exists()
+
+
+def rewrite_samples(good, tmp_path, data):
+    return rewrite(put(tmp_path / "x.pt2", {**members(good), SAMPLES: data}), tmp_path / "out.pt2")
 
 
 def test_a_program_in_training_mode_is_refused(tmp_path):

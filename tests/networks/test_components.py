@@ -3,13 +3,13 @@
 import numpy as np
 import onnxruntime
 import pytest
-from torch_models import TEXT, saved
 
 from edgekit.errors import UnsupportedError
 from edgekit.networks.capture import capture
 from edgekit.networks.components import components
 from edgekit.networks.intake import intake_torch
 from edgekit.networks.rebuild import rebuild
+from torch_models import TEXT, saved
 
 torch = pytest.importorskip("torch")
 
@@ -28,7 +28,9 @@ BART = {
 def llama():
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(**TEXT, num_key_value_heads=2, tie_word_embeddings=True))
+    return LlamaForCausalLM(
+        LlamaConfig(**{**TEXT, "num_hidden_layers": 1}, num_key_value_heads=2, tie_word_embeddings=True)
+    )
 
 
 def mistral():
@@ -126,11 +128,15 @@ def check_decoder(make, tmp_path):
 
 def test_a_decoder_with_its_cache_is_one_graph(tmp_path):
     facts = check_decoder(llama, tmp_path)
-    shapes = {spec["name"]: list(spec["shape"]) for side in ("inputs", "outputs") for spec in facts["graphs"]["model.onnx"][side]}
+    shapes = {
+        spec["name"]: list(spec["shape"])
+        for side in ("inputs", "outputs")
+        for spec in facts["graphs"]["model.onnx"][side]
+    }
     assert shapes["input_ids"] == ["batch", "sequence"]
     assert shapes["attention_mask"] == ["batch", "total_sequence"]
-    assert shapes["past_key_values.1.value"] == ["batch", 2, "past_sequence", 8]
-    assert shapes["present.1.value"] == ["batch", 2, "total_sequence", 8]
+    assert shapes["past_key_values.0.value"] == ["batch", 2, "past_sequence", 8]
+    assert shapes["present.0.value"] == ["batch", 2, "total_sequence", 8]
     assert shapes["logits"] == ["batch", "sequence", 100]
     checked = facts["capture"]["model.onnx"]["checked"]
     assert 0 in {check["past_sequence"] for check in checked}, "an empty past is among what is compared"
@@ -193,7 +199,10 @@ def test_what_cannot_be_taken_apart_says_why(tmp_path):
 
     vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
     for model, said in (
-        (MambaForCausalLM(MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4)), "keys and values"),
+        (
+            MambaForCausalLM(MambaConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, state_size=4)),
+            "keys and values",
+        ),
         (
             BlipForConditionalGeneration(
                 BlipConfig(text_config=TEXT, vision_config={**vision, "image_size": 32, "patch_size": 8})

@@ -97,7 +97,9 @@ def test_other_attributes_are_refused(target):
         check_operator(target)
 
 
-@pytest.mark.parametrize("target", ["torch.ops.mylib.op.default", "torch.ops.higher_order.triton_kernel_wrapper_mutation"])
+@pytest.mark.parametrize(
+    "target", ["torch.ops.mylib.op.default", "torch.ops.higher_order.triton_kernel_wrapper_mutation"]
+)
 def test_operators_of_others_are_not_supported(target):
     with pytest.raises(UnsupportedError):
         check_operator(target)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch_models import safetensors_bytes
 
 from edgekit.errors import InputError
 from edgekit.networks.child import run_in_child
 from edgekit.networks.factory import call_factory
 from edgekit.networks.intake import intake_torch, is_current
 from edgekit.networks.record import read_record
+from torch_models import safetensors_bytes
 
 NET = """
 import json
@@ -98,7 +98,13 @@ def test_source_weights_and_ties_are_kept(taken):
     folder, out, facts = taken
     record = read_record(out)
     assert record["aliases"] == {"table.weight": "out.weight"}
-    assert set(record["files"]) == {"net_of_factory.py", "blocks_of_net.py", "late_of_net.py", "width.json", "words.txt"}
+    assert set(record["files"]) == {
+        "net_of_factory.py",
+        "blocks_of_net.py",
+        "late_of_net.py",
+        "width.json",
+        "words.txt",
+    }
     assert facts["labels"] == ["cat", "dog", "bird"]
     assert facts["task"] == "text-classification"
     assert facts["licence"] == {"text": "mine"}

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch_models import bare_directory, safetensors_bytes
 
 import edgekit
 from edgekit.errors import InputError, UnsupportedError
 from edgekit.networks.huggingface import labels_of, task_of
 from edgekit.networks.intake import intake_torch
+from torch_models import bare_directory, safetensors_bytes
 
 
 def take(folder, tmp_path, **options):
@@ -22,7 +22,9 @@ def files(folder):
 
 
 def test_a_directory_becomes_files_and_facts(tmp_path):
-    source = bare_directory(tmp_path / "m", id2label={"1": "dog", "0": "cat", "10": "k", **{str(i): str(i) for i in range(2, 10)}})
+    source = bare_directory(
+        tmp_path / "m", id2label={"1": "dog", "0": "cat", "10": "k", **{str(i): str(i) for i in range(2, 10)}}
+    )
     (source / "README.md").write_text("---\ntags: [a]\nlicense: apache-2.0\n---\n# A model\n")
     (source / "LICENSE").write_text("the terms")
     (source / "tokenizer.json").write_text("{}")
@@ -143,7 +145,8 @@ def test_a_broken_config_is_refused(tmp_path, raw):
 
 
 @pytest.mark.parametrize(
-    ("name", "error"), [("adapter_config.json", UnsupportedError), ("model_index.json", UnsupportedError), ("x", InputError)]
+    ("name", "error"),
+    [("adapter_config.json", UnsupportedError), ("model_index.json", UnsupportedError), ("x", InputError)],
 )
 def test_other_directories_are_told_apart(tmp_path, name, error):
     (tmp_path / "m").mkdir()

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from onnx_models import save, tensor
 
 from edgekit.errors import InputError
 from edgekit.networks.parity import Reference, _difference, _rounded_up, compare, weak
+from onnx_models import save, tensor
 
 
 def doubled(path, kind=TensorProto.FLOAT):

@@ -4,12 +4,12 @@ import json
 import shutil
 
 import pytest
-from torch_models import TEXT, bert, saved
 
 from edgekit.errors import InputError, UnsupportedError
 from edgekit.networks.intake import intake_torch
 from edgekit.networks.pretrained import known_task, load_pretrained
 from edgekit.networks.rebuild import rebuild
+from torch_models import TEXT, bert, saved
 
 torch = pytest.importorskip("torch")
 
@@ -100,7 +100,9 @@ def test_weights_that_no_part_uses_are_told(copy):
     assert "2 tensors" in findings[0].text
 
 
-@pytest.mark.parametrize("architecture", ["NoSuchModel", "BertTokenizer", "AutoModelForCausalLM", "__version__", "pipeline"])
+@pytest.mark.parametrize(
+    "architecture", ["NoSuchModel", "BertTokenizer", "AutoModelForCausalLM", "__version__", "pipeline"]
+)
 def test_an_unknown_architecture_is_not_supported(copy, architecture):
     with pytest.raises(UnsupportedError, match=architecture):
         load_pretrained(copy, architecture)

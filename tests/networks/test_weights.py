@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_models import safetensors_bytes
 
 from edgekit.errors import InputError
 from edgekit.networks.weights import Entry, load_state, read_header, save_state
+from torch_models import safetensors_bytes
 
 ARRAYS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(0, np.int64), "c": np.ones(4, np.float16)}
 GOOD = safetensors_bytes(ARRAYS, __metadata__={"format": "pt"})

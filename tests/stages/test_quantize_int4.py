@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-import house
-import kinds_int4
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from contract import run_stage
 from onnx import TensorProto, helper, numpy_helper
 
+import house
+import kinds_int4
+from contract import run_stage
 from edgekit.data import Dataset
 from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.exporter import load_exporter

@@ -5,20 +5,18 @@ import subprocess
 import sys
 import textwrap
 
-import house
-import kinds
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from contract import onnx_artifact, run_stage
 from onnx import TensorProto, numpy_helper
 
+import house
+import kinds
+from contract import onnx_artifact, run_stage
 from edgekit.artifact import MAIN
 from edgekit.data import Dataset
 from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.exporter import load_exporter
-from edgekit.graphs.edit import name_nodes
 from edgekit.graphs.kernels import optimized_ops
 from edgekit.profile import Cpu
 from edgekit.stage import Context, Inputs
@@ -55,28 +53,6 @@ def quantize(tmp_path, model, feeds, *, rules=None, ids=None, **options):
     return run_stage(QuantizeInt8(**options), model, tmp_path, data=data, dialect=rules or dialect())
 
 
-def run(model, feed):
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    name_nodes(copy)  # onnxruntime refuses two nodes of one name
-    session = onnxruntime.InferenceSession(copy.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    wanted = {item.name for item in session.get_inputs()}
-    return session.run(None, {name: array for name, array in feed.items() if name in wanted})
-
-
-def worst_db(before, after, feeds):
-    ratios = []
-    for feed in feeds:
-        for a, b in zip(run(before, feed), run(after, feed), strict=True):
-            a, b = a.astype(np.float64), b.astype(np.float64)
-            assert np.isfinite(b).all()
-            noise = ((a - b) ** 2).sum()
-            ratios.append(np.inf if noise == 0 else 10 * np.log10((a**2).sum() / noise))
-    return min(ratios)
-
-
 def stored(model):
     """Bytes of the model, and the share of the elements of its matrices that are integers."""
     narrow = wide = 0
@@ -102,7 +78,7 @@ def test_it_is_right_on_every_kind_of_graph(name, tmp_path):
     make, floor = kinds.BOUNDED[name]
     model, feeds = make()
     facts, made = quantize(tmp_path, model, feeds)
-    assert worst_db(model, made, feeds) >= floor
+    assert kinds.worst_db(model, made, feeds) >= floor
     assert facts["coverage"]["precision"] == "w8a8"
     if any(len(t.dims) >= 2 for t in model.graph.initializer):
         assert facts["coverage"]["weights"] >= 0.9
@@ -117,8 +93,10 @@ def test_other_dialects_are_as_right(name, runtime, tmp_path):
     make, floor = kinds.BOUNDED[name]
     model, feeds = make()
     facts, made = quantize(tmp_path, model, feeds, rules=dialect(runtime))
-    assert worst_db(model, made, feeds) >= floor
-    assert facts["coverage"]["weights"] >= 0.9
+    assert kinds.worst_db(model, made, feeds) >= floor
+    gru = name.startswith("Q23") and runtime == "tensorrt"
+    assert facts["coverage"]["weights"] >= (0.5 if gru else 0.9)
+    assert not gru or any("weights of GRU" in text for text in texts(facts, "left-float"))
 
 
 def test_every_product_of_a_cnn_runs_on_an_integer_kernel(tmp_path):
@@ -128,6 +106,14 @@ def test_every_product_of_a_cnn_runs_on_an_integer_kernel(tmp_path):
     assert (ops["QLinearConv"], ops["QGemm"], ops["QLinearAdd"]) == (3, 1, 1)
     assert not {"Conv", "FusedConv", "Gemm", "Clip", "Relu"} & set(ops)
     assert facts["coverage"]["macs"] == 1
+    assert not texts(facts, "kernel")
+
+
+def test_products_with_a_bias_behind_them_run_on_integer_kernels_too(tmp_path):
+    model, feeds = kinds.matrix_and_bias()
+    facts, made = quantize(tmp_path, model, feeds)
+    ops = optimized_ops(made, tmp_path)
+    assert (ops["QLinearConv"], ops["QGemm"]) == (1, 2)
     assert not texts(facts, "kernel")
 
 
@@ -177,7 +163,7 @@ def test_sixteen_bit_activations_leave_weights_at_eight(tmp_path):
     assert {kept[n.input[2]] for n in pairs} == {TensorProto.UINT16}
     assert kept["W_quantized"] == TensorProto.INT8
     assert facts["coverage"]["precision"] == "w8a16"
-    assert worst_db(model, made, feeds) >= 30
+    assert kinds.worst_db(model, made, feeds) >= 30
 
 
 def test_a_shared_weight_is_stored_once(tmp_path):
@@ -189,13 +175,13 @@ def test_a_shared_weight_is_stored_once(tmp_path):
 def test_a_bias_far_above_its_weights_is_not_clipped(tmp_path):
     model, feeds = kinds.tiny_weights_large_bias()
     _, made = quantize(tmp_path, model, feeds)
-    assert max(np.abs(run(model, f)[0] - run(made, f)[0]).max() for f in feeds) <= 0.05
+    assert max(np.abs(kinds.run(model, f)[0] - kinds.run(made, f)[0]).max() for f in feeds) <= 0.05
 
 
 def test_a_channel_of_zeros_keeps_its_bias(tmp_path):
     model, feeds = kinds.zero_channel()
     facts, made = quantize(tmp_path, model, feeds)
-    assert np.abs(run(made, feeds[0])[0][0, 1] - 0.37).max() <= 0.05
+    assert np.abs(kinds.run(made, feeds[0])[0][0, 1] - 0.37).max() <= 0.05
     assert "column 1 of axis 1" in texts(facts, "left-float")[0]
 
 
@@ -206,10 +192,10 @@ def test_a_dead_tensor_is_told_and_right_once_it_lives(tmp_path):
         folder.mkdir()
         facts, made = quantize(folder, model, feeds, mode="static")
         assert any("'r'" in text for text in texts(facts, "zero-range"))
-        assert worst_db(model, made, feeds) >= 20
+        assert kinds.worst_db(model, made, feeds) >= 20
         assert any(n.op_type == "Relu" for n in made.graph.node)
         living = {"x": -np.abs(kinds.normal(99, *alive)) / 3}
-        assert worst_db(model, made, [living]) >= 10, "negative inputs make the Relu alive"
+        assert kinds.worst_db(model, made, [living]) >= 10, "negative inputs make the Relu alive"
 
 
 @pytest.mark.parametrize("deeper", [False, True])
@@ -217,7 +203,7 @@ def test_a_detector_keeps_its_scores(deeper, tmp_path):
     model, feeds = kinds.boxes_and_scores(deeper=deeper)
     _, made = quantize(tmp_path, model, feeds)
     for feed in feeds:
-        expected, found = run(model, feed)[0][:, 4:], run(made, feed)[0][:, 4:]
+        expected, found = kinds.run(model, feed)[0][:, 4:], kinds.run(made, feed)[0][:, 4:]
         assert np.abs(expected - found).mean() <= 0.05
         assert len(np.unique(found)) > 10
 
@@ -263,7 +249,7 @@ def test_bfloat16_is_converted_and_told(tmp_path):
     assert facts["graphs"][MAIN]["inputs"][0]["dtype"] == "float32"
     weight = numpy_helper.to_array(model.graph.initializer[0]).astype(np.float32)
     expected = np.maximum(feeds[0]["x"] @ weight, 0)
-    assert np.abs(run(made, feeds[0])[0] - expected).max() < 0.1
+    assert np.abs(kinds.run(made, feeds[0])[0] - expected).max() < 0.1
 
 
 def test_an_unknown_operator_is_named(tmp_path):
@@ -316,7 +302,7 @@ def test_a_node_that_ruins_the_output_is_left_float_alone(tmp_path):
     feeds = kinds.draws(20, x=(1, 16, 4, 4))
     facts, made = quantize(tmp_path, model, feeds)
     assert facts["coverage"]["left_float"] == ["victim"]
-    assert worst_db(model, made, feeds) >= 20
+    assert kinds.worst_db(model, made, feeds) >= 20
     finding = next(f for f in facts["findings"] if f["node"] == "victim")
     assert finding["severity"] == "warning"
     assert "below 10 dB" in finding["text"]
@@ -343,7 +329,7 @@ def test_every_range_method_gives_a_good_cnn(method, tmp_path):
     model, feeds = kinds.residual_cnn()
     facts, made = quantize(tmp_path, model, feeds, method=method)
     assert facts["quantization"]["method"] == method
-    assert worst_db(model, made, feeds) >= 15
+    assert kinds.worst_db(model, made, feeds) >= 15
 
 
 def test_the_choice_is_recorded_with_what_it_was_measured_on(tmp_path):
@@ -385,7 +371,7 @@ def test_external_weights_are_read_where_they_lie(tmp_path):
     facts = QuantizeInt8().run(inputs, out, Context(scratch=tmp_path))
     assert facts["coverage"]["weights"] == 1
     assert sorted(path.name for path in out.iterdir()) == [MAIN]
-    assert worst_db(kinds.softmax_between()[0], onnx.load(out / MAIN), feeds) >= 20
+    assert kinds.worst_db(kinds.softmax_between()[0], onnx.load(out / MAIN), feeds) >= 20
 
 
 MEMORY = """
@@ -437,3 +423,36 @@ def test_memory_does_not_grow_with_samples(method, tmp_path):
         return int(done.stdout)
 
     assert peak(60) <= 1.2 * peak(6)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_other_floats_become_float32_and_edges_stay_as_they_were(dtype, tmp_path):
+    kind = TensorProto.FLOAT16 if dtype == np.float16 else TensorProto.DOUBLE
+    constants = {"W": kinds.normal(1, 16, 8).astype(dtype), "b": kinds.normal(2, 8).astype(dtype)}
+    nodes = [kinds.node("MatMul", ["x", "W"], ["h"]), kinds.node("Add", ["h", "b"], ["y"])]
+    edges = [kinds.value(name, shape, kind) for name, shape in (("x", ["n", 16]), ("y", ["n", 8]), ("b", [8]))]
+    model = kinds.build(
+        nodes, edges[:1], [edges[1], edges[0], edges[2]], constants
+    )  # outputs: of a node, input, constant
+    feeds = [{"x": kinds.normal(i, 1, 16).astype(dtype)} for i in range(6)]
+    facts, made = quantize(tmp_path, model, feeds)
+    assert kinds.worst_db(model, made, feeds) >= 25
+    assert stored(made)[1] == facts["coverage"]["weights"] == facts["coverage"]["macs"] == 1.0
+    assert [v.type.tensor_type.elem_type for v in (*made.graph.input, *made.graph.output)] == [kind] * 4
+    assert texts(facts, "to-float32") == [
+        f"the model computes in {np.dtype(dtype).name}, which this step cannot run: it was converted to float32 first"
+    ]
+
+
+def test_a_sum_in_float64_does_not_make_a_float64_model(tmp_path):
+    nodes = [
+        kinds.node("MatMul", ["x", "W"], ["h"]),
+        kinds.node("Cast", ["h"], ["d"], to=TensorProto.DOUBLE),
+        kinds.node("Mul", ["d", "k"], ["s"]),
+        kinds.node("Cast", ["s"], ["y"], to=TensorProto.FLOAT),
+    ]
+    constants = {"W": kinds.normal(1, 16, 8), "k": np.full((1, 8), 3.0)}
+    model = kinds.build(nodes, [kinds.value("x", ["n", 16])], [kinds.value("y", ["n", 8])], constants)
+    facts, made = quantize(tmp_path, model, kinds.draws(6, x=(1, 16)))
+    assert "to-float32" not in "".join(f["rule"] for f in facts["findings"])
+    assert TensorProto.DOUBLE in {t.data_type for t in made.graph.initializer}

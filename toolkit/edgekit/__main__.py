@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 
@@ -9,6 +10,8 @@ def main() -> None:
     """Run the command line and exit with its status."""
     from edgekit.cli import run_cli
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not fit what a terminal can show
     sys.exit(run_cli(sys.argv[1:]))
 
 

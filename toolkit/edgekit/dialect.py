@@ -25,6 +25,7 @@ class Dialect:
         block_kernels: op types whose int8 weights alone make the runtime multiply in int8 (it quantizes the
             activations block by block inside the kernel).
         integer_gather: Gather may look up rows of an int8 table; else the table is dequantized first.
+        float_weights: op types whose weights stay float, because the runtime refuses them in 8 bits.
         reduce_range: weights use 7 bits, for CPUs whose u8 x s8 products saturate in 16 bits.
         int4: form of block-wise weights of 4 bits: onnxruntime's `MatMulNBits` and `GatherBlockQuantized`, or standard
             `DequantizeLinear` with blocks (opset 21); `none`: the runtime has no kernels for them.
@@ -47,6 +48,7 @@ class Dialect:
     dynamic_transformers: bool = False
     block_kernels: tuple[str, ...] = ()
     integer_gather: bool = False
+    float_weights: tuple[str, ...] = ()
     reduce_range: bool = False
     int4: Literal["matmulnbits", "qdq", "none"] = "qdq"
     int4_symmetric: bool = False

@@ -49,8 +49,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
 
     def to_json(self) -> bytes:
-        """Encode as one JSON object."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2)
+        """Encode as one JSON object; of file names that are not UTF-8 the undecodable bytes become hex escapes."""
+        return msgspec.json.format(msgspec.json.encode(_encodable(msgspec.to_builtins(self))), indent=2)
 
 
 def of_error(error: EdgekitError, stages: tuple[StageRun, ...] = (), findings: tuple[Finding, ...] = ()) -> Result:
@@ -69,3 +69,12 @@ def exit_of(verdict: Verdict, *, strict: bool) -> int:
 def schema() -> dict[str, Any]:
     """Return the JSON schema of `--json`."""
     return {"$schema": _JSON_SCHEMA, **msgspec.json.schema(Result)}
+
+
+def _encodable(value: Any) -> Any:
+    """Return a JSON value whose strings can be encoded as UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list | tuple) else value

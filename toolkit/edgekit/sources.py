@@ -10,6 +10,7 @@ from typing import Any
 from edgekit import events
 from edgekit.artifact import Artifact, Step, digest, sha256_file
 from edgekit.data import Dataset
+from edgekit.data.faults import printable
 from edgekit.errors import InputError, UsageError
 from edgekit.store import Store
 
@@ -36,8 +37,12 @@ def ingest(
         listen: where progress goes.
 
     Raises:
+        UsageError: weights for a model that has its own.
         InputError, UnsupportedError, TargetError: as the reader of that kind says.
     """
+    if weights is not None and model.endswith((".edgekit", ".onnx")):
+        remedy = "Give --weights with python:module:factory only."
+        raise UsageError("the model has weights of its own", where=model, remedy=remedy)
     key = _key(model, weights)
     if key and (known := _known(model, store, key, weights)):
         return known
@@ -45,11 +50,12 @@ def ingest(
     with store.staging() as out:
         facts = _read(model, out, weights, listen)
         kind = str(facts.pop("kind", "onnx"))
-        external = [str(Path(model).parent / name) for name in facts.pop("external", [])]
+        external = facts.pop("external", [])
         step = Step(stage="ingest", revision=REVISION, options={}, inputs={}, libraries={}, facts={})
         made = store.publish(out, kind, facts, (step,))
     if key:
-        store.remember(key, {"artifact": made.id, "files": {name: _hash(Path(name)) for name in external}})
+        files = {name: _hash(Path(model).parent / name) for name in external}
+        store.remember(key, {"artifact": made.id, "files": files})
     return made
 
 
@@ -124,10 +130,6 @@ def _read(model: str, out: Path, weights: Path | None, listen: events.Listener) 
     if model.endswith((".edgekit", ".onnx")):
         if not path.exists():
             raise InputError("no such file", where=model, remedy="Check the path of the model.")
-        if weights is not None:
-            raise UsageError(
-                "has weights of its own", where=model, remedy="Give --weights with python:module:factory only."
-            )
         return _read_package(path, out) if model.endswith(".edgekit") else _with_licence(path, _read_onnx(path, out))
     from edgekit.networks.intake import intake_torch
 
@@ -162,28 +164,35 @@ def _read_package(path: Path, out: Path) -> dict[str, Any]:
 
 def _key(model: str, weights: Path | None) -> str | None:
     """Return the cache key of a model, over the files that it names; None when that cannot be known here."""
-    found: dict[str, Any] = {"revision": REVISION, "weights": _hash(weights) if weights else ""}
-    path = Path(model)
+    try:
+        found = _named(model, Path(model))
+        used = _hash(weights) if weights else ""
+    except OSError as error:
+        where = str(error.filename or model)
+        raise InputError(f"cannot be read: {error.strerror}", where=where, remedy="Check who may read it.") from error
+    return digest({**found, "revision": REVISION, "weights": used}) if found else None
+
+
+def _named(model: str, path: Path) -> dict[str, Any]:
+    """Return what tells a model from others: the hashes of its files and where it lies; empty when unknown."""
     if model.startswith("python:"):
-        found |= {"model": model, "folder": str(Path.cwd())}
-    elif path.is_dir():
+        return {"model": model, "folder": printable(str(Path.cwd()))}
+    if path.is_dir():
         if not (path / "config.json").is_file():
-            return None  # no model: it will be refused, and may be a whole disk
-        files = {p.relative_to(path).as_posix(): _hash(p) for p in sorted(path.rglob("*")) if p.is_file()}
-        found |= {"files": files}
-    elif path.is_file():
+            return {}  # no model: it will be refused, and may be a whole disk
+        files = [p for p in sorted(path.rglob("*")) if p.is_file()]
+        return {"files": {printable(p.relative_to(path).as_posix()): _hash(p) for p in files}}
+    if path.is_file():
         folder = path.resolve().parent
         beside = [p for pattern in _LICENCES for p in sorted(folder.glob(pattern))]
-        files = {path.suffix: sha256_file(path)} | {p.name: _hash(p) for p in beside}
-        found |= {"files": files, "folder": str(folder)}
-    else:
-        return None  # a hub id: the hub decides what it is today
-    return digest(found)
+        hashes = {path.suffix: sha256_file(path)} | {printable(p.name): _hash(p) for p in beside}
+        return {"files": hashes, "folder": printable(str(folder))}
+    return {}  # a hub id: the hub decides what it is today
 
 
 def _known(model: str, store: Store, key: str, weights: Path | None) -> Artifact | None:
-    record = store.record(key)
-    if record is None or any(_hash(Path(name)) != sha for name, sha in record.get("files", {}).items()):
+    record, folder = store.record(key), Path(model).parent
+    if record is None or any(_hash(folder / name) != sha for name, sha in record.get("files", {}).items()):
         return None
     known = store.load(str(record["artifact"]))
     if known is not None and model.startswith("python:"):

@@ -78,6 +78,8 @@ class Stage(Protocol):
         makes: the artifact kind that it produces.
         needs: any of `data`, `labels`, `teacher`, `dialect`.
         libraries: distributions whose versions are part of the cache key.
+
+    A stage that makes a graph of a precision says which in `precision`: the plan refuses it for devices without it.
     """
 
     name: ClassVar[str]

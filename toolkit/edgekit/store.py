@@ -17,9 +17,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,22 +28,14 @@ from edgekit.atomic import sync_folder
 from edgekit.errors import EdgekitError, IntegrityError, TargetError
 
 _NEW = ".new-"
-_GONE = ".gone-"
+GONE = ".gone-"
+"""What a name begins with while its folder is being removed."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
 class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     artifact: Artifact
     sizes: dict[str, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stats:
-    """What the store holds: number of artifacts and cache records, and bytes on disk."""
-
-    artifacts: int
-    records: int
-    bytes: int
 
 
 def default_root() -> Path:
@@ -149,7 +139,7 @@ class Store:
                 yield home / "files"
         finally:
             if home.exists():
-                _remove(home)
+                remove(home)
 
     def publish(self, files: Path, kind: str, facts: dict[str, Any], lineage: tuple[Step, ...]) -> Artifact:
         """Turn a staging folder into an artifact, durably and in one rename.
@@ -223,41 +213,8 @@ class Store:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    # ---- housekeeping
-
-    def stats(self) -> Stats:
-        """Count what the store holds."""
-        artifacts = list((self.root / "artifacts").glob("[0-9a-f][0-9a-f]/*/manifest.json"))
-        records = sum(1 for _ in (self.root / "records").glob("*/*.json"))
-        total = sum(p.lstat().st_size for p in self.root.rglob("*") if p.is_file())
-        return Stats(artifacts=len(artifacts), records=records, bytes=total)
-
-    def prune(self, *, max_bytes: int | None = None, max_age: float | None = None) -> tuple[int, int]:
-        """Remove the artifacts used longest ago until `max_bytes` remain, and those unused for `max_age` seconds.
-
-        Returns:
-            The number of artifacts removed and the bytes freed.
-        """
-        rows = []
-        for manifest in (self.root / "artifacts").glob("[0-9a-f][0-9a-f]/*/manifest.json"):
-            size = sum(p.stat().st_size for p in manifest.parent.rglob("*") if p.is_file())
-            rows.append((manifest.stat().st_mtime, size, manifest.parent))
-        rows.sort(key=lambda row: row[0])
-        total, removed, freed = sum(size for _, size, _ in rows), 0, 0
-        now = time.time()
-        for used, size, home in rows:
-            too_old = max_age is not None and now - used > max_age
-            too_much = max_bytes is not None and total > max_bytes
-            if not (too_old or too_much):
-                continue
-            gone = home.with_name(_GONE + home.name)
-            home.rename(gone)
-            _remove(gone)
-            total, removed, freed = total - size, removed + 1, freed + size
-        self._forget_dangling()
-        return removed, freed
-
-    def _forget_dangling(self) -> None:
+    def forget_dangling(self) -> None:
+        """Remove the cache records whose artifact is gone."""
         for path in (self.root / "records").glob("*/*.json"):
             record = self.record(path.stem)
             if record is None or not self._home(str(record.get("artifact", ""))).exists():
@@ -270,9 +227,9 @@ class Store:
         except BlockingIOError:
             pass
         else:
-            for pattern in (f"artifacts/*/{_NEW}*", f"artifacts/*/{_GONE}*", f"records/*/{_NEW}*"):
+            for pattern in (f"artifacts/*/{_NEW}*", f"artifacts/*/{GONE}*", f"records/*/{_NEW}*"):
                 for path in self.root.glob(pattern):
-                    _remove(path)
+                    remove(path)
             for path in (self.root / "locks").iterdir():
                 if path.name != "alive":
                     path.unlink(missing_ok=True)
@@ -323,7 +280,8 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a file or a folder with all that is in it, as far as it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

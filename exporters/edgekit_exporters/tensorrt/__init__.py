@@ -38,6 +38,7 @@ class TensorRTExporter:
             quantize_bias=False,
             ops=("Conv", "MatMul", "Gemm"),
             quantize_outputs=False,
+            float_weights=("GRU", "RNN"),
             int4_symmetric=True,
             int4_whole_blocks=True,
             max_opset=profile.graph.max_opset,

@@ -22,11 +22,12 @@ def cache() -> None:
 def stats(as_json: bool) -> int:
     """Say what the store holds."""
     from edgekit.cli.printing import console_for_stdout, print_json, rows_table
+    from edgekit.housekeeping import count
     from edgekit.report import shown
     from edgekit.store import Store
 
     with Store() as store:
-        found = store.stats()
+        found = count(store)
         where = str(store.root)
     if as_json:
         print_json({"root": where, "artifacts": found.artifacts, "records": found.records, "bytes": found.bytes})
@@ -45,13 +46,14 @@ def prune(max_size: str | None, older: str | None, everything: bool, as_json: bo
     """Remove artifacts that were not used for a while (without options: 30 days)."""
     from edgekit.budget import parse_size
     from edgekit.cli.printing import console_for_stdout, print_json
+    from edgekit.housekeeping import prune as remove_old
     from edgekit.report import shown
     from edgekit.store import Store
 
     limit = 0 if everything else parse_size(max_size, "max-size") if max_size else None
     age = _seconds(older) if older else (None if limit is not None else 30 * _UNITS["d"])
     with Store() as store:
-        removed, freed = store.prune(max_bytes=limit, max_age=age)
+        removed, freed = remove_old(store, max_bytes=limit, max_age=age)
     if as_json:
         print_json({"removed": removed, "freed_bytes": freed})
     else:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 MOST_AT_ONCE = 256 << 20
 """Bytes of inner tensors that one run may give out; more are collected in several passes."""
 
+MOST_KEPT = 32 << 20
+"""Bytes of the original's outputs that are kept while candidates are compared with them."""
+
 LARGE = 1 << 29
 """Bytes of weights above which onnxruntime keeps no second copy of them in another layout."""
 
@@ -218,7 +221,7 @@ class Reference:
         self._session = session
         self._samples = samples
         self._kept: dict[int, Feed] = {}
-        self._room = MOST_AT_ONCE
+        self._room = MOST_KEPT
 
     def outputs(self, index: int) -> Feed:
         """Return the original's outputs on a sample."""

@@ -24,8 +24,8 @@ from edgekit.graphs.edit import (
     opset_of,
     sort_nodes,
 )
+from edgekit.graphs.gemms import plain_gemms, set_attribute
 from edgekit.graphs.normal import inline_functions
-from edgekit.graphs.storage import is_external
 from edgekit.graphs.widen import widen
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def canonical(path: Path) -> Canonical:
         _fold_weights(graph, path.parent)
     findings += widen(model, path.parent)
     for graph in graphs_in(model.graph):
-        _plain_gemms(model.graph, graph, path.parent)
+        plain_gemms(model.graph, graph, path.parent)
     name_nodes(model)
     drop_dead(model.graph)
     return Canonical(model=model, folder=path.parent, findings=tuple(findings))
@@ -141,20 +141,12 @@ def _raised(model: onnx.ModelProto, findings: list[Finding]) -> onnx.ModelProto:
     if before < _ASYMMETRIC_BEFORE:
         for node in converted.graph.node:
             if is_standard(node, "Resize") and node.output[0] in from_corner:
-                _set(node, "coordinate_transformation_mode", "asymmetric")
-                _set(node, "nearest_mode", "floor")
+                set_attribute(node, "coordinate_transformation_mode", "asymmetric")
+                set_attribute(node, "nearest_mode", "floor")
     name_nodes(converted)
     text = f"opset {before} was raised to {LEAST_OPSET}, the first with scales per channel"
     findings.append(Finding(severity="note", node="", rule="opset-raised", text=text))
     return converted
-
-
-def _set(node: onnx.NodeProto, name: str, value: Any) -> None:
-    import onnx
-
-    kept = [attribute for attribute in node.attribute if attribute.name != name]
-    del node.attribute[:]
-    node.attribute.extend([*kept, onnx.helper.make_attribute(name, value)])
 
 
 def _lift_constants(graph: onnx.GraphProto) -> None:
@@ -238,59 +230,3 @@ def _rearranged(node: onnx.NodeProto, values: npt.NDArray[Any], others: list[Any
     if node.op_type == "Unsqueeze":
         return np.expand_dims(values, axes)
     return values.reshape([values.shape[i] if dim == 0 else dim for i, dim in enumerate(axes)])
-
-
-def _plain_gemms(root: onnx.GraphProto, graph: onnx.GraphProto, folder: Path) -> None:
-    """Fold alpha and beta of a Gemm into constants; a bias that is no vector over the outputs becomes an Add."""
-    index = GraphIndex(graph, folder)
-    shared = {name for inner in graphs_in(root) if inner is not graph for node in inner.node for name in node.input}
-    extra: list[tuple[int, onnx.NodeProto]] = []
-    for position, node in enumerate(graph.node):
-        if is_standard(node, "Gemm"):
-            for operand, factor in ((1, "alpha"), (2, "beta")):
-                _fold_factor(index, node, operand, factor, shared)
-            if (addition := _split_bias(index, node)) is not None:
-                extra.append((position + 1, addition))
-    for offset, (position, addition) in enumerate(extra):
-        graph.node.insert(position + offset, addition)
-
-
-def _fold_factor(index: GraphIndex, node: onnx.NodeProto, operand: int, factor: str, shared: set[str]) -> None:
-    import onnx
-
-    value = float(attribute_of(node, factor, 1.0))
-    if value == 1.0:
-        return
-    name = node.input[operand] if len(node.input) > operand else ""
-    tensor = index.initializers.get(name)
-    if name and (tensor is None or len(index.consumers[name]) > 1 or name in shared or name in index.outputs):
-        return
-    if tensor is not None:
-        values = index.value(name)
-        assert values is not None
-        tensor.CopyFrom(onnx.numpy_helper.from_array((values * np.float32(value)).astype(values.dtype), name))
-    elif factor == "alpha":
-        return
-    _set(node, factor, 1.0)
-
-
-def _split_bias(index: GraphIndex, node: onnx.NodeProto) -> onnx.NodeProto | None:
-    """Take a bias that is no constant vector over the outputs out of a Gemm; return the Add that takes its place."""
-    import onnx
-
-    if len(node.input) < 3 or not node.input[2] or attribute_of(node, "beta", 1.0) != 1.0:  # noqa: PLR2004 - A, B, C
-        return None
-    bias = index.initializers.get(node.input[2])
-    weight = index.initializers.get(node.input[1])
-    if weight is None:
-        return None
-    width = weight.dims[0 if attribute_of(node, "transB", 0) else 1]
-    if bias is not None and list(bias.dims) in ([width], [1, width]):
-        if len(bias.dims) > 1 and not is_external(bias) and len(index.consumers[bias.name]) == 1:
-            bias.dims[:] = [width]
-        return None
-    product = index.fresh_name(node.output[0] + "_product")
-    addition = onnx.helper.make_node("Add", [product, node.input[2]], [node.output[0]], name=node.name + "_bias")
-    node.output[0] = product
-    del node.input[2]
-    return addition

@@ -15,8 +15,7 @@ from edgekit.graphs.half_types import (
     FOLLOWERS,
     HALF_MAX,
     MOST_EXACT,
-    SMALLEST,
-    SMALLEST_NORMAL,
+    SMALLEST_USEFUL,
     HalfTypes,
 )
 from edgekit.graphs.storage import element_count
@@ -56,10 +55,8 @@ def constant_problem(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]])
         count = f"{over} value{'s' * (over > 1)}"
         return f"{count} out of float16 range (largest magnitude {float(magnitudes.max()):.3g})"
     nonzero = magnitudes[magnitudes > 0]
-    if nonzero.size and (
-        float(nonzero.max()) < SMALLEST_NORMAL or (values.size == 1 and float(nonzero.max()) < SMALLEST)
-    ):
-        return f"all values vanish in float16 (largest magnitude {float(nonzero.max()):.3g})"
+    if nonzero.size and float(nonzero.max()) < SMALLEST_USEFUL:
+        return f"values that all but vanish in float16 (largest magnitude {float(nonzero.max()):.3g})"
     return ""
 
 
@@ -144,7 +141,7 @@ class HalfPlanner:
             peak = self._peak(name)
             if peak > LIMIT:
                 yield f"tensor '{name}' reaches {peak:.3g}, more than float16 holds (65504) with headroom"
-            elif 0 < peak < SMALLEST_NORMAL:
+            elif 0 < peak < SMALLEST_USEFUL:
                 yield f"tensor '{name}' stays below {peak:.3g}, where float16 has lost its precision"
             elif peak > MOST_EXACT and self._counts(name):
                 yield f"tensor '{name}' counts up to {peak:.0f}; float16 holds integers exactly up to {MOST_EXACT} only"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,9 @@ _BY_FORM = (
     "its operator",
     "the ONNX specification",
     "its type",
+    "its definition",
+    "it works on sequences",
+    "onnxruntime does not run",
 )
 
 
@@ -64,29 +67,52 @@ class HalfSearch:
     samples: Samples
     threads: int
 
-    def settle(self, keep: Mapping[str, str], floor: float) -> tuple[HalfPlan, Mapping[str, OutputDistance]]:
-        """Keep as few further nodes in float32 as it takes for every output to reach `floor` dB."""
-        plan, distances = self._attempt(keep)
-        wrong = faults(distances, floor)
-        if not wrong:
-            return plan, distances
-        order = self._rank(plan)
+    def settle(
+        self, keep: Mapping[str, str], *, floor: float, aim: float, covers: Callable[[HalfPlan], bool]
+    ) -> tuple[HalfPlan, Mapping[str, OutputDistance]]:
+        """Keep as few further nodes in float32 as it takes for every output to reach `floor` dB.
+
+        When all do, more are kept for `aim` as long as `covers` says that enough is left in float16.
+        """
+        first = self._attempt(keep)
+        if not faults(first[1], aim):
+            return first
+        order = self._rank(first[0])
+        if faults(first[1], floor):
+            first = self._fewest(first, order, keep, floor)
+        if faults(first[1], aim):
+            better = self._fewest(first, order, keep, aim)
+            if not faults(better[1], aim) and covers(better[0]):
+                return better
+        return first
+
+    def _fewest(
+        self,
+        tried: tuple[HalfPlan, Mapping[str, OutputDistance]],
+        order: Sequence[tuple[str, float]],
+        keep: Mapping[str, str],
+        bound: float,
+    ) -> tuple[HalfPlan, Mapping[str, OutputDistance]]:
+        """Keep the smallest number of nodes of `order` (worst first) that clears the faults at `bound`; else all."""
+        wrong = faults(tried[1], bound)[0]
 
         def kept(count: int) -> dict[str, str]:
             return dict(keep) | {
-                name: f"{wrong[0]} with it in float16 (its own output then has {ratio:.1f} dB)"
+                name: f"{wrong} with it in float16 (its own output then has {ratio:.1f} dB)"
                 for name, ratio in order[:count]
             }
 
         few, many = 0, len(order)
-        best = self._attempt(kept(many)) if many else (plan, distances)
+        best = self._attempt(kept(many)) if many else tried
+        if faults(best[1], bound):
+            return best
         while many - few > 1:
             middle = (few + many) // 2
-            tried = self._attempt(kept(middle))
-            if faults(tried[1], floor):
+            now = self._attempt(kept(middle))
+            if faults(now[1], bound):
                 few = middle
             else:
-                many, best = middle, tried
+                many, best = middle, now
         return best
 
     def _attempt(self, keep: Mapping[str, str]) -> tuple[HalfPlan, Mapping[str, OutputDistance]]:

@@ -67,6 +67,7 @@ class Planner:
         for operand in weights.operands:
             self.operands.setdefault(operand.node, []).append(operand)
         self._constants = {name: {item.position for item in items} for name, items in self.operands.items()}
+        self._ops = {node.name: node.op_type for graph in weights.graphs for node in graph.node}
         self._nodes = {node.name: node for node in model.graph.node}
 
     def node(self, name: str) -> onnx.NodeProto | None:
@@ -90,6 +91,10 @@ class Planner:
         """
         modes: dict[str, Mode] = dict.fromkeys(self.operands, "weights")
         reasons: dict[str, str] = {}
+        for name, op in self._ops.items():
+            if name in modes and op in self.dialect.float_weights:
+                modes[name] = "float"
+                reasons[name] = f"{self.dialect.name} does not take the weights of {op} in 8 bits"
         for node in self.compute_nodes():
             matrix = node.op_type in {"MatMul", "Gemm"} and node.name in self.operands
             mode: Mode = "static" if wish == "dynamic" and not matrix else wish
@@ -127,6 +132,14 @@ class Planner:
 
     def tensors(self) -> list[str]:
         """Return every tensor that a plan may need a range of, in a fixed order."""
+        found = dict.fromkeys(self.product_tensors())
+        for node in self.index.graph.node if self.dialect.carry else ():
+            if is_standard(node, *self.dialect.carry):
+                found.update(dict.fromkeys(name for name in node.output if name))
+        return list(found)
+
+    def product_tensors(self) -> list[str]:
+        """Return what products read, and make when their outputs are quantized, in a fixed order."""
         found: dict[str, None] = {}
         for node in self.compute_nodes():
             for position, name in enumerate(node.input[:2]):
@@ -134,10 +147,6 @@ class Planner:
                     found[name] = None
             if self.dialect.quantize_outputs:
                 found[tail_of(self.index, node)[0]] = None
-        if self.dialect.carry:
-            for node in self.index.graph.node:
-                if is_standard(node, *self.dialect.carry):
-                    found.update(dict.fromkeys(name for name in node.output if name))
         return list(found)
 
     def plan(

@@ -21,8 +21,8 @@ from edgekit.numerics.ranges import Method, RangeMeter
 if TYPE_CHECKING:
     from edgekit.data import Samples
 
-COLUMN_FLOOR = 3.0
-"""A column below this ratio (dB) carries more error than information."""
+COLUMN_FLOOR = 0.5
+"""A column below this ratio (dB) carries no more information than zeros would."""
 
 LEAST_EQUAL = 0.8
 """Share of equal elements below which an integer output counts as broken."""

@@ -135,9 +135,10 @@ def _by_rule(node: onnx.NodeProto, planner: Planner, *, inner: bool) -> str:
     return f"{node.op_type} has no int8 kernel in the {planner.dialect.name} dialect"
 
 
-def dead_findings(meters: Mapping[str, RangeMeter]) -> list[Finding]:
+def dead_findings(meters: Mapping[str, RangeMeter], planner: Planner) -> list[Finding]:
     """Warn of tensors that were 0 in every calibration sample: nothing is known about the range they take later."""
-    dead = [name for name, meter in meters.items() if meter.count and is_dead(meter.low, meter.high)]
+    seen = {name: meters[name] for name in planner.product_tensors() if name in meters and meters[name].count}
+    dead = [name for name, meter in seen.items() if is_dead(meter.low, meter.high)]
     return [
         Finding(
             severity="warning",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,8 +14,10 @@ MOST_COLUMNS = 4096
 EXACT_DB = 200.0
 """Reported for outputs without any difference."""
 
-_MATRIX = 2
+_MATRIX, _PLANAR = 2, 3
 _NEGLIGIBLE = 1e-5
+_MEANINGFUL = 256
+_SPARE = 0.02
 
 
 def decibels(signal: float, noise: float) -> float:
@@ -24,6 +27,20 @@ def decibels(signal: float, noise: float) -> float:
     if signal <= 0:
         return -EXACT_DB
     return float(np.clip(10 * np.log10(signal / noise), -EXACT_DB, EXACT_DB))
+
+
+def column_axes(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes whose entries may mean different things: channels, classes, coordinates.
+
+    The second and the last axis of matrices and rank 3; of higher ranks the second, unless it looks like a picture's
+    height (as long as the third axis, while the last is not).
+    """
+    if len(shape) < _MATRIX:
+        return ()
+    if len(shape) <= _PLANAR:
+        return (1,) if len(shape) == _MATRIX else (1, 2)
+    last = shape[1] == shape[2] != shape[-1]
+    return (len(shape) - 1,) if last else (1,)
 
 
 @dataclass
@@ -91,7 +108,7 @@ class OutputDistance:
         self.dot, self.power = self.dot + float((a * b).sum()), self.power + float((b * b).sum())
         self.largest = max(self.largest, float(np.abs(a - b).max(initial=0.0)))
         self.worst = min(self.worst, decibels(signal, noise))
-        for axis in {1, a.ndim - 1} if a.ndim >= _MATRIX else ():
+        for axis in column_axes(a.shape):
             self._add_columns(axis, a, b)
 
     def _add_columns(self, axis: int, a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> None:
@@ -133,7 +150,8 @@ class OutputDistance:
     def lost_columns(self, floor: float) -> list[str]:
         """Name the columns that lost their information: below `floor` dB, or constant where the original is not.
 
-        Columns of values that are negligible beside the rest (a factor of 1e-5) are left out.
+        Columns of values that are negligible beside the rest (a factor of 1e-5) are left out, and so are up to 2 % of
+        the columns of long axes: a detector's few columns each mean something, one feature of hundreds does not.
         """
         lost = []
         for axis, columns in sorted(self._axes.items()):
@@ -144,7 +162,10 @@ class OutputDistance:
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = 10 * np.log10(columns.signal / columns.noise)
             flat = (columns.found_low == columns.found_high) & (columns.high - columns.low > _NEGLIGIBLE * peak)
-            for column in np.flatnonzero(alive & ((ratio < floor) | (flat & (columns.noise > 0)))):
+            gone = np.flatnonzero(alive & ((ratio < floor) | (flat & (columns.noise > 0))))
+            if gone.size <= _SPARE * (peak.size if peak.size > _MEANINGFUL else 0):
+                continue
+            for column in gone:
                 what = "is constant" if flat[column] else f"has {ratio[column]:.1f} dB"
                 lost.append(f"column {column} of axis {axis} {what}")
         return lost

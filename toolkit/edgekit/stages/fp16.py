@@ -5,28 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
+import numpy as np
 
 from edgekit.artifact import MAIN
 from edgekit.data import Samples
 from edgekit.errors import EdgekitError, InputError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
-from edgekit.graphs.calibrate import Reference, collect, open_file, open_graph, spread
+from edgekit.graphs.calibrate import Reference, collect, open_graph, run, spread
 from edgekit.graphs.canonical import Canonical, canonical
 from edgekit.graphs.companions import copy_companions
 from edgekit.graphs.edit import load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
 from edgekit.graphs.half_masks import MASK, describe, softened
 from edgekit.graphs.half_plan import HalfPlan, HalfPlanner
-from edgekit.graphs.half_search import HalfSearch, faults, kept_findings
+from edgekit.graphs.half_search import HalfSearch, faults, half_coverage, kept_findings
 from edgekit.graphs.half_sums import largest_sums
 from edgekit.graphs.half_types import HalfTypes
 from edgekit.graphs.half_write import HalfDraft
 from edgekit.graphs.original import open_original
+from edgekit.graphs.qdq import ENOUGH
 from edgekit.graphs.seeded import SeededSamples
 from edgekit.stage import Context, Inputs
+
+if TYPE_CHECKING:
+    import onnx
 
 MOST_JUDGED = 16
 """Calibration samples on which sums are bounded and the result is compared with the original."""
@@ -43,18 +48,21 @@ class Fp16:
         io: type of the model's float inputs and outputs.
         floor: lowest signal-to-noise ratio in dB that an output may have when everything is rounded to float16; nodes
             are kept in float32 until it holds.
+        aim: ratio for which nodes are kept too, as long as 90 % of weights and products are float16.
     """
 
     name: ClassVar[str] = "fp16"
     revision: ClassVar[int] = 1
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
+    precision: ClassVar[str] = "fp16"
     needs: ClassVar[frozenset[str]] = frozenset()
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "onnx", "onnxruntime")
 
     keep: tuple[str, ...] = ()
     io: Literal["fp32", "fp16"] = "fp32"
-    floor: float = 35.0
+    floor: float = 20.0
+    aim: float = 35.0
 
     def __post_init__(self) -> None:
         """Check the options; UsageError for an unknown word."""
@@ -80,11 +88,11 @@ class Fp16:
             )
         source = canonical(path)
         job = _Job(self, inputs, source, context)
-        plan, distances = job.decide()
-        model = HalfDraft(job.source, job.types, plan, io=self.io).finished()
+        plan, distances = job.decide(path)
+        model, plan = job.written(plan)
         model.ir_version = min(model.ir_version, inputs.profile.graph.max_ir)
         save_model(model, out / MAIN, source=source.folder)
-        _check(out / MAIN, context)
+        _check(out / MAIN)
         copy_companions(inputs.folder, out)
         facts = job.coverage(plan, path)
         findings = [*job.findings, *kept_findings(plan), *_shortfalls(distances, self.floor, judged=job.judged)]
@@ -125,7 +133,14 @@ class _Job:
             histogram=False,
             tell=lambda done, total: context.listen(Progress(label="ranges", done=done, total=total)),
         )
-        sums = largest_sums(self.source, self.samples, self._indices, shapes=statistics.shapes, threads=threads)
+        sums = largest_sums(
+            self.source,
+            self.samples,
+            self._indices,
+            floats=self.types.floats,
+            shapes=statistics.shapes,
+            threads=threads,
+        )
         self.planner = HalfPlanner(self.source.model, self.source.folder, self.types, statistics.fit, sums)
 
     @property
@@ -133,7 +148,7 @@ class _Job:
         """Whether there are real samples to judge by."""
         return not isinstance(self.samples, SeededSamples)
 
-    def decide(self) -> tuple[HalfPlan, Mapping[str, Any]]:
+    def decide(self, path: Path) -> tuple[HalfPlan, Mapping[str, Any]]:
         """Plan, and keep more nodes in float32 until the floor holds."""
         keep = dict.fromkeys(self.stage.keep, "the option keep names it")
         search = HalfSearch(
@@ -144,12 +159,37 @@ class _Job:
             samples=self.samples,
             threads=self.context.threads,
         )
-        return search.settle(keep, self.stage.floor)
+        floor, aim = self.stage.floor, max(self.stage.aim, self.stage.floor)
+        return search.settle(keep, floor=floor, aim=aim, covers=lambda plan: self._covers(plan, path))
+
+    def written(self, plan: HalfPlan) -> tuple[onnx.ModelProto, HalfPlan]:
+        """Write a plan; nodes whose float16 form onnxruntime does not run on a sample go back to float32."""
+        while True:
+            model = HalfDraft(self.source, self.types, plan, io=self.stage.io).finished()
+            refused = self._refused(model, plan)
+            if not refused:
+                return model, plan
+            plan = self.planner.plan({**plan.reasons, **refused})
+
+    def _refused(self, model: onnx.ModelProto, plan: HalfPlan) -> dict[str, str]:
+        feed = self.samples.sample(0)
+        if self.stage.io == "fp16":
+            feed = {name: a.astype(np.float16) if a.dtype == np.float32 else a for name, a in feed.items()}
+        try:
+            run(open_graph(model, self.source.folder, threads=self.context.threads), feed, sample=self.samples.ids[0])
+        except InputError as error:
+            found = [name for name in plan.half if f"'{name}'" in error.where]
+            if found:
+                return dict.fromkeys(found, f"onnxruntime does not run it in float16: {error.text}")
+            raise EdgekitError(f"fp16 wrote a graph that does not run: {error}") from None
+        return {}
+
+    def _covers(self, plan: HalfPlan, path: Path) -> bool:
+        facts = self.coverage(plan, path)
+        return min(float(facts["weights"]), float(facts["macs"])) >= ENOUGH
 
     def coverage(self, plan: HalfPlan, path: Path) -> dict[str, Any]:
         """Measure a plan: share of weights stored in float16 and of multiply-accumulates computed in it."""
-        from edgekit.graphs.half_search import half_coverage
-
         shapes = {name: array.shape for name, array in self.samples.sample(0).items()}
         return half_coverage(self.source, self.types, plan, path, shapes)
 
@@ -196,11 +236,10 @@ def _shortfalls(distances: Mapping[str, Any], floor: float, *, judged: bool) -> 
     ]
 
 
-def _check(path: Path, context: Context) -> None:
+def _check(path: Path) -> None:
     import onnx
 
     try:
         onnx.checker.check_model(str(path))
-        open_file(path, threads=context.threads)
     except Exception as error:  # noqa: BLE001 - the checker's errors have no common base
-        raise EdgekitError(f"fp16 wrote a graph that does not load: {str(error)[:300]}") from None
+        raise EdgekitError(f"fp16 wrote an invalid graph: {str(error)[:300]}") from None
