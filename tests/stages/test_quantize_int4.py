@@ -288,7 +288,7 @@ def test_raising_the_opset_keeps_the_meaning_of_older_operators(tmp_path):
 
 def test_profiles_without_4_bits_refuse_the_recipe():
     recipe = load_recipe("int4")
-    given = Given(model="m.onnx", kind="onnx", data=True, teacher=False)
+    given = Given(kind="onnx", model="model.onnx", data=True, teacher=False)
     for name in ("host", "raspberry-pi-5"):
         profile = load_profile(name)
         make_plan(recipe, profile, load_exporter(profile.runtime), given)
