@@ -64,10 +64,8 @@ def session(path: Path, threads: int = 1) -> Any:
 
 def answers(task: Task, path: Path) -> Floats:
     """Run the evaluation rows; what is judged, one row each."""
-    opened, found = session(path), []
-    for feed in task.evaluation.batches(task.batch):
-        found.append(task.answer(feed, opened.run(None, feed)[0]))
-    return np.concatenate(found)
+    opened = session(path)
+    return np.concatenate([task.answer(f, opened.run(None, f)[0]) for f in task.evaluation.batches(task.batch)])
 
 
 def latency(task: Task, original: Path, candidate: Path, pairs: int) -> float:
@@ -103,7 +101,9 @@ def build(task: Task, side: str, out: Path, options: argparse.Namespace, origina
     return told
 
 
-def judge(task: Task, name: str, path: Path, float_rows: Floats, original: Path, told: dict[str, Any], pairs: int) -> Row:
+def judge(
+    task: Task, name: str, path: Path, float_rows: Floats, original: Path, told: dict[str, Any], pairs: int
+) -> Row:
     """Compare a quantized model with the original."""
     rows = answers(task, path)
     right, kept = (task.decide(r) == task.labels for r in (float_rows, rows))
@@ -144,10 +144,11 @@ def show(rows: list[Row]) -> None:
     print("quantizer     drop, points    agreement  cosine   dB     MB     latency  CPU s          peak MB")
     last = rows[-1]
     for row in rows:
+        cpu, memory = row.cpu_seconds / last.cpu_seconds, row.peak_mb / last.peak_mb
         print(
             f"{row.name:12} {row.drop:6.2f} +- {row.error:.2f}   {row.agreement:.4f}   {row.cosine:.5f} {row.sqnr:5.2f}"
-            f"  {row.megabytes:6.2f}  {row.ratio:5.3f} x  {row.cpu_seconds:5.1f} ({row.cpu_seconds / last.cpu_seconds:4.2f} x)"
-            f"  {row.peak_mb:5.0f} ({row.peak_mb / last.peak_mb:4.2f} x)",
+            f"  {row.megabytes:6.2f}  {row.ratio:5.3f} x  {row.cpu_seconds:5.1f} ({cpu:4.2f} x)"
+            f"  {row.peak_mb:5.0f} ({memory:4.2f} x)",
             flush=True,
         )
 

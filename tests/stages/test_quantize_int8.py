@@ -423,3 +423,33 @@ def test_memory_does_not_grow_with_samples(method, tmp_path):
         return int(done.stdout)
 
     assert peak(60) <= 1.2 * peak(6)
+
+
+@pytest.mark.parametrize("name", kinds.BOUNDED)
+def test_learned_rounding_is_as_right_on_every_kind_of_graph(name, tmp_path):
+    make, floor = kinds.BOUNDED[name]
+    model, feeds = make()
+    facts, made = quantize(tmp_path, model, feeds, rounding="learned")
+    assert kinds.worst_db(model, made, feeds) >= floor
+    learned = facts["quantization"]["rounding"]
+    assert learned["kept"] == (learned.get("after_db", 0) > learned.get("before_db", 0)), learned
+
+
+def test_learned_rounding_of_a_cnn_comes_nearer_at_the_same_size_and_kernels(tmp_path):
+    model, feeds = kinds.residual_cnn()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    _, nearest = quantize(tmp_path / "a", model, feeds)
+    facts, learned = quantize(tmp_path / "b", model, feeds, rounding="learned")
+    found = facts["quantization"]["rounding"]
+    assert found["kept"]
+    assert found["products"] == 4
+    assert found["moved"] > 0
+    assert kinds.worst_db(model, learned, feeds) > kinds.worst_db(model, nearest, feeds)
+    assert learned.ByteSize() == nearest.ByteSize()
+    assert [n.op_type for n in learned.graph.node] == [n.op_type for n in nearest.graph.node]
+
+
+def test_an_unknown_rounding_is_refused():
+    with pytest.raises(UsageError, match="unknown rounding 'stochastic'"):
+        QuantizeInt8(rounding="stochastic")
