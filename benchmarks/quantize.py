@@ -65,7 +65,8 @@ def session(path: Path, threads: int = 1) -> Any:
 def answers(task: Task, path: Path) -> Floats:
     """Run the evaluation rows; what is judged, one row each."""
     opened = session(path)
-    return np.concatenate([task.answer(f, opened.run(None, f)[0]) for f in task.evaluation.batches(task.batch)])
+    feeds = task.evaluation.batches(task.batch)
+    return np.concatenate([task.answer(feed, opened.run(None, feed)[0]) for feed in feeds])
 
 
 def latency(task: Task, original: Path, candidate: Path, pairs: int) -> float:
@@ -144,11 +145,11 @@ def show(rows: list[Row]) -> None:
     print("quantizer     drop, points    agreement  cosine   dB     MB     latency  CPU s          peak MB")
     last = rows[-1]
     for row in rows:
-        cpu, memory = row.cpu_seconds / last.cpu_seconds, row.peak_mb / last.peak_mb
         print(
             f"{row.name:12} {row.drop:6.2f} +- {row.error:.2f}   {row.agreement:.4f}   {row.cosine:.5f} {row.sqnr:5.2f}"
-            f"  {row.megabytes:6.2f}  {row.ratio:5.3f} x  {row.cpu_seconds:5.1f} ({cpu:4.2f} x)"
-            f"  {row.peak_mb:5.0f} ({memory:4.2f} x)",
+            f"  {row.megabytes:6.2f}  {row.ratio:5.3f} x"
+            f"  {row.cpu_seconds:5.1f} ({row.cpu_seconds / last.cpu_seconds:4.2f} x)"
+            f"  {row.peak_mb:5.0f} ({row.peak_mb / last.peak_mb:4.2f} x)",
             flush=True,
         )
 

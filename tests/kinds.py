@@ -166,6 +166,21 @@ def masked_attention(mask: float = float(np.finfo(np.float32).min), *, whole_row
     return model, feeds
 
 
+def lengths_that_differ() -> Kind:
+    """Attention over sequences of several lengths, on weights that 8 bits do not suit: products must be ranked."""
+    spread = normal(2, 16, 16) * np.exp(normal(3, 16, 16) * 2)
+    nodes = [
+        node("MatMul", ["x", "Q"], ["q"]),
+        node("Transpose", ["q"], ["t"], perm=[0, 2, 1]),
+        node("MatMul", ["q", "t"], ["s"]),
+        node("Softmax", ["s"], ["p"], axis=-1),
+        node("MatMul", ["p", "q"], ["o"]),
+        node("MatMul", ["o", "Q"], ["y"]),
+    ]
+    model = build(nodes, [value("x", ["b", "s", 16])], [value("y", ["b", "s", 16])], {"Q": spread.astype(np.float32)})
+    return model, [{"x": normal(i, 1, 5 + 3 * (i % 3), 16) * 3} for i in range(9)]
+
+
 def old_opset() -> Kind:
     weight = normal(12, 8, 3, 3, 3) * 10.0 ** np.random.default_rng(0).uniform(-2, 0, (8, 1, 1, 1)).astype(np.float32)
     constants = {"W": weight.astype(np.float32), "b": normal(13, 8)}
@@ -436,6 +451,7 @@ BOUNDED: dict[str, tuple[Callable[[], Kind], float]] = {
     "Q06 ConvTranspose": (lambda: conv_transpose(1), 25),
     "Q04 zero channel inside": (zero_channel_inside, 25),
     "Q11 mask of -3.4e38": (masked_attention, 20),
+    "lengths that differ": (lengths_that_differ, 12),
     "Q11 mask of -1e9": (lambda: masked_attention(-1e9), 20),
     "Q12 opset 11": (old_opset, 25),
     "Q14 Upsample by 2": (upsample, 25),

@@ -25,3 +25,16 @@ def linear(path, features=8, classes=3, seed=0, x="x", y="y"):
     bias = numpy_helper.from_array(rng.normal(size=classes).astype(np.float32), "b")
     nodes = [helper.make_node("MatMul", [x, "W"], ["h"]), helper.make_node("Add", ["h", "b"], [y])]
     return save(path, nodes, [tensor(x, ["n", features])], [tensor(y, ["n", classes])], [weight, bias])
+
+
+def samples_of(model, path, count, seed=0):
+    """Write `count` noisy samples of a classifier `x[n, features] -> y[n, classes]` with its own clean answers."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model)
+    rng = np.random.default_rng(seed)
+    clean = rng.normal(size=(count, session.get_inputs()[0].shape[1])).astype(np.float32)
+    (scores,) = session.run(["y"], {"x": clean})
+    noise = rng.normal(size=clean.shape, scale=0.25).astype(np.float32)
+    np.savez(path, x=clean + noise, y=scores.argmax(1))
+    return path

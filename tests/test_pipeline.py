@@ -92,7 +92,7 @@ def exporter():
 
 
 def plan_of(text, exporter, **given):
-    known = {"kind": "onnx", "data": True, "teacher": False, **given}
+    known = {"model": "m.onnx", "kind": "onnx", "data": True, "teacher": False, **given}
     profile = known.pop("profile", house.profile())
     return make_plan(parse_recipe(text, where="r", name="r"), profile, exporter, Given(**known))
 

@@ -55,6 +55,7 @@ class OnnxExporter:
             dynamic_transformers=True,
             block_kernels=("MatMul", "Gemm"),
             integer_gather=True,
+            int4="matmulnbits",
             reduce_range=x86 and not _WIDE_PRODUCTS & set(profile.cpu.features),
             max_opset=profile.graph.max_opset,
             max_ir=profile.graph.max_ir,

@@ -46,6 +46,7 @@ class QnnExporter:
             quantize_bias=True,
             ops=("Conv", "MatMul", "Gemm"),
             carry=_CARRY,
+            int4="none",  # the HTP wants 16-bit activations beside 4-bit weights in blocks, these stay float
             max_opset=profile.graph.max_opset,
             max_ir=profile.graph.max_ir,
         )

@@ -123,7 +123,7 @@ def fit_head(folder: Path, training: Sequence[Snippet], evaluation: Sequence[Sni
     def closure() -> torch.Tensor:
         solver.zero_grad()
         loss = functional.binary_cross_entropy_with_logits(states[0] @ weight + bias, labels[0])
-        loss = loss + 1e-2 * weight.square().sum()
+        loss = loss + 1e-4 * weight.square().sum()
         loss.backward()
         return loss
 

@@ -132,8 +132,9 @@ def main() -> None:
     worst = export(network, (3, SIZE, SIZE), HERE / "model.onnx")
     data = HERE / "data"
     data.mkdir(exist_ok=True)
-    for name in ("calibration.npz", "evaluation.npz"):
-        shutil.copyfile(HERE.parent / "vision" / "data" / name, data / name)
+    shutil.copyfile(HERE.parent / "vision" / "data" / "calibration.npz", data / "calibration.npz")
+    test, test_classes = fashion_mnist.load("t10k")
+    np.savez_compressed(data / "evaluation.npz", x=test, y=test_classes)
     (data / "preprocessing.toml").write_text(PREPROCESSING, encoding="utf-8")
     print(f"{HERE / 'model.onnx'}: differs from the network by {worst:.1e}; {time.process_time() - start:.0f} CPU s")
 

@@ -95,6 +95,12 @@ def test_big_endian_becomes_native():
     assert notes == []
 
 
+def test_an_axis_that_the_model_declares_empty_is_empty():
+    found, notes = cast(np.ones((1, 0), np.float32), "float32", ("b", 0))
+    assert found.shape == (1, 0)
+    assert notes == []
+
+
 @pytest.mark.parametrize(
     ("shape", "wanted", "words"),
     [

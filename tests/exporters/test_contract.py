@@ -6,14 +6,14 @@ import dataclasses
 import json
 import pkgutil
 
-import house
-import kinds
 import onnx
 import onnxruntime
 import pytest
-from contract import onnx_artifact, run_stage
 
 import edgekit_exporters
+import house
+import kinds
+from contract import onnx_artifact, run_stage
 from edgekit.artifact import canonical_json, sha256_file
 from edgekit.budget import Figure
 from edgekit.errors import UnsupportedError

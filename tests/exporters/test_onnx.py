@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import house
-import kinds
 import onnx
 import pytest
-from contract import onnx_artifact
 
+import house
+import kinds
+from contract import onnx_artifact
 from edgekit.exporter import load_exporter
 from edgekit.profile import Cpu, Graph
 

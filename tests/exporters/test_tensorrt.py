@@ -3,14 +3,14 @@ from __future__ import annotations
 import importlib.util
 import json
 
-import house
-import kinds
 import numpy as np
 import onnx
 import pytest
-from contract import onnx_artifact, run_stage
 from onnx import TensorProto
 
+import house
+import kinds
+from contract import onnx_artifact, run_stage
 from edgekit.device.engine_trt import trtexec_build_argv
 from edgekit.exporter import load_exporter
 from edgekit.profile import Graph

@@ -333,6 +333,14 @@ def test_a_type_without_kernel_is_named(tmp_path):
 # facts
 
 
+def test_an_opset_older_than_the_kernels_is_named(tmp_path):
+    nodes = [node("Add", ["x", "b"], ["y"], broadcast=1, axis=1)]
+    made = model(nodes, [value("x", ["n", 4])], [value("y", ["n", 4])], {"b": floats(4)}, opset=6)
+    with pytest.raises(UnsupportedError, match=r"opset 6 is older than onnxruntime has kernels for \(7\)") as caught:
+        take_in(made, tmp_path)
+    assert "version_converter" in caught.value.remedy
+
+
 def test_the_licence_in_the_metadata_is_a_fact(tmp_path):
     licensed = linear()
     helper.set_model_props(licensed, {"License": "Apache-2.0", "author": "someone"})

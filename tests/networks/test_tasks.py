@@ -1,10 +1,10 @@
 """One tiny model for each kind of input and task: what a Hugging Face directory may hold."""
 
 import pytest
-from torch_models import TEXT, saved
 
 from edgekit.networks.capture import capture
 from edgekit.networks.intake import intake_torch
+from torch_models import TEXT, saved
 
 VISION = {
     "hidden_size": 32,

@@ -98,7 +98,9 @@ def test_sums_are_bounds_that_numpy_confirms(tmp_path):
     del model.graph.output[:]
     model.graph.output.append(kinds.value("y", ["b", 10]))
     source = Canonical(model=model, folder=tmp_path, findings=())
-    sums = largest_sums(source, house.MemorySamples(feeds), [0], shapes={"m": (1, 8, 8, 8)}, threads=1)
+    floats = {name for n in model.graph.node for name in n.input}
+    samples = house.MemorySamples(feeds)
+    sums = largest_sums(source, samples, [0], floats=floats, shapes={"m": (1, 8, 8, 8)}, threads=1)
     x = np.abs(np.pad(feeds[0]["x"][0], ((0, 0), (1, 1), (1, 1))))
     weights = {t.name: np.abs(numpy_helper.to_array(t)) for t in model.graph.initializer}
     windows = np.lib.stride_tricks.sliding_window_view(x, (3, 3), axis=(1, 2))
@@ -255,3 +257,50 @@ def test_a_quantized_model_is_refused(tmp_path):
 def test_options_are_checked():
     with pytest.raises(UsageError, match="unknown io"):
         Fp16(io="half")
+
+
+def odd_types(*between, **constants):
+    """A product, whose result goes through `between` from `h` to `y`."""
+    nodes = [kinds.node("MatMul", ["x", "W"], ["h"]), *between]
+    constants["W"] = kinds.normal(0, 8, 8)
+    model = kinds.build(nodes, [kinds.value("x", [4, 8])], [kinds.value("y", ["n", 8])], constants)
+    return model, kinds.draws(4, x=(4, 8))
+
+
+DOUBLE = TensorProto.DOUBLE
+ROWS = np.array([[0], [0], [1], [1]])
+UNCASTABLE = {
+    "sums in float64": (
+        odd_types(
+            kinds.node("Cast", ["h"], ["d"], to=DOUBLE),
+            kinds.node("CumSum", ["d", "axis"], ["s"], name="sum"),
+            kinds.node("Cast", ["s"], ["y"], to=SINGLE),
+            axis=np.array(1),
+        ),
+        "",
+    ),
+    "rows added up": (
+        odd_types(kinds.node("ScatterND", ["h", "rows", "h"], ["y"], name="scatter", reduction="add"), rows=ROWS),
+        "scatter",
+    ),
+    "sequences": (
+        odd_types(
+            kinds.node("SequenceConstruct", ["h", "h"], ["s"], name="pack"),
+            kinds.node("ConcatFromSequence", ["s"], ["y"], name="unpack", axis=0),
+        ),
+        "pack",
+    ),
+    "a function with float32 inside": (
+        odd_types(kinds.node("MeanVarianceNormalization", ["h"], ["y"], name="mvn", axes=[1])),
+        "mvn",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNCASTABLE)
+def test_what_cannot_be_half_stays_float32_and_the_rest_does_not(name, tmp_path):
+    (model, feeds), stays = UNCASTABLE[name]
+    facts, made = cast(tmp_path, model, feeds)
+    assert kinds.worst_db(model, made, feeds) >= 45
+    assert facts["coverage"]["weights"] == facts["coverage"]["macs"] == 1.0
+    assert {stays} - {""} <= set(kept(facts))

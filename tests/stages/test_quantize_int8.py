@@ -425,6 +425,39 @@ def test_memory_does_not_grow_with_samples(method, tmp_path):
     assert peak(60) <= 1.2 * peak(6)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_other_floats_become_float32_and_edges_stay_as_they_were(dtype, tmp_path):
+    kind = TensorProto.FLOAT16 if dtype == np.float16 else TensorProto.DOUBLE
+    constants = {"W": kinds.normal(1, 16, 8).astype(dtype), "b": kinds.normal(2, 8).astype(dtype)}
+    nodes = [kinds.node("MatMul", ["x", "W"], ["h"]), kinds.node("Add", ["h", "b"], ["y"])]
+    edges = [kinds.value(name, shape, kind) for name, shape in (("x", ["n", 16]), ("y", ["n", 8]), ("b", [8]))]
+    model = kinds.build(
+        nodes, edges[:1], [edges[1], edges[0], edges[2]], constants
+    )  # outputs: of a node, input, constant
+    feeds = [{"x": kinds.normal(i, 1, 16).astype(dtype)} for i in range(6)]
+    facts, made = quantize(tmp_path, model, feeds)
+    assert kinds.worst_db(model, made, feeds) >= 25
+    assert stored(made)[1] == facts["coverage"]["weights"] == facts["coverage"]["macs"] == 1.0
+    assert [v.type.tensor_type.elem_type for v in (*made.graph.input, *made.graph.output)] == [kind] * 4
+    assert texts(facts, "to-float32") == [
+        f"the model computes in {np.dtype(dtype).name}, which this step cannot run: it was converted to float32 first"
+    ]
+
+
+def test_a_sum_in_float64_does_not_make_a_float64_model(tmp_path):
+    nodes = [
+        kinds.node("MatMul", ["x", "W"], ["h"]),
+        kinds.node("Cast", ["h"], ["d"], to=TensorProto.DOUBLE),
+        kinds.node("Mul", ["d", "k"], ["s"]),
+        kinds.node("Cast", ["s"], ["y"], to=TensorProto.FLOAT),
+    ]
+    constants = {"W": kinds.normal(1, 16, 8), "k": np.full((1, 8), 3.0)}
+    model = kinds.build(nodes, [kinds.value("x", ["n", 16])], [kinds.value("y", ["n", 8])], constants)
+    facts, made = quantize(tmp_path, model, kinds.draws(6, x=(1, 16)))
+    assert "to-float32" not in "".join(f["rule"] for f in facts["findings"])
+    assert TensorProto.DOUBLE in {t.data_type for t in made.graph.initializer}
+
+
 @pytest.mark.parametrize("name", kinds.BOUNDED)
 def test_learned_rounding_is_as_right_on_every_kind_of_graph(name, tmp_path):
     make, floor = kinds.BOUNDED[name]

@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from edgekit import events
+from edgekit.artifact import Artifact
 from edgekit.atomic import replacing
 from edgekit.budget import Budget, Verdict, dominated, judge, merge, parse_budget
 from edgekit.errors import UnsupportedError
-from edgekit.exporter import load_exporter
+from edgekit.exporter import Exporter, load_exporter
 from edgekit.gate import Gate, Trial, findings_of
 from edgekit.metrics import find_metric
 from edgekit.pipeline import Pipeline, StageRun
@@ -101,7 +102,9 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     with Store(store) as shelf:
         source = ingest(model, shelf, weights=Path(weights) if weights else None, listen=listen)
         mentor = ingest(teacher, shelf, listen=listen) if teacher else None
-        given = Given(kind=source.kind, data=data is not None, teacher=mentor is not None, shapes=tuple(shape))
+        given = Given(
+            model=model, kind=source.kind, data=data is not None, teacher=mentor is not None, shapes=tuple(shape)
+        )
         plan = make_plan(chosen, device, exporter, given)
         if dry_run:
             return _planned(plan)
@@ -117,6 +120,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
             allow_partial=allow_partial,
         )
         reference = pipeline.capture(plan, source)
+        _refuse_early(reference, shelf.folder(reference.id), exporter, device)
         pipeline.data = samples = read_data(
             data,
             reference,
@@ -158,7 +162,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         shipment = Shipment(
             artifact=candidate.id,
             bundle=compiled.id,
-            extras=pack_extras(shelf, bundle, samples, golden_feeds(gate.golden_samples, gate.seeded_feeds())).id,
+            extras=pack_extras(shelf, bundle, samples, golden_feeds(gate.golden_samples, gate.seeded_feeds)).id,
             reference=gate.reference_id,
             name=f"{_stem(model)}-{device.name}",
             profile=device,
@@ -178,7 +182,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
             package=str(packed.path) if packed else None,
             stages=tuple(pipeline.runs),
             coverage=candidate.facts.get("coverage", {}),
-            findings=tuple(findings),
+            findings=tuple(events.grouped(findings)),
         )
         if packed:
             _write_report(result, packed.path)
@@ -220,6 +224,17 @@ def _check_given(metric: str | None, place: str | None, key: str | None, out: Pa
         load_private_key(Path(key))
     if out:
         check_place(out)
+
+
+def _refuse_early(reference: Artifact, folder: Path, exporter: Exporter, profile: Profile) -> None:
+    """Raise before any stage runs when the runtime refuses what no stage mends: the inputs' open shapes, the opset."""
+    from edgekit.graphs.rules import open_inputs
+
+    opset = reference.facts.get("opset")  # the stage capture has looked at the opset itself
+    if open_inputs(reference) or (isinstance(opset, int) and opset > profile.graph.max_opset):
+        hopeless = ("-dynamic-shape", "-opset")
+        found = [f for f in exporter.lint(reference, folder, profile) if f.rule.endswith(hopeless)]
+        _refuse(found, profile, allow_fallback=False)
 
 
 def _refuse(findings: Sequence[events.Finding], profile: Profile, *, allow_fallback: bool) -> None:

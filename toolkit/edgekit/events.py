@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,6 +28,39 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     text: str
     remedy: str = ""
+
+
+MOST_ALIKE = 3
+"""So many findings that say the same of other nodes are told one by one; more are told once, with their number."""
+
+_NAMED = 5
+
+
+def grouped(findings: Iterable[Finding]) -> list[Finding]:
+    """Tell once what is said of many nodes: the first finding's text, how many more there are, and some of their names.
+
+    Findings are alike when they differ in nothing but the node, names in quotes and numbers. The order is kept.
+    """
+    alike: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault(_pattern(finding), []).append(finding)
+    found: list[Finding] = []
+    for group in alike.values():
+        found += group if len(group) <= MOST_ALIKE else [_together(group)]
+    return found
+
+
+def _pattern(finding: Finding) -> tuple[str, ...]:
+    text = finding.text.replace(finding.node, "'") if finding.node else finding.text
+    return finding.severity, finding.rule, re.sub(r"'[^']*'|[-+]?\d[\d.,e%+-]*", "_", text)
+
+
+def _together(group: list[Finding]) -> Finding:
+    first, others = group[0], list(dict.fromkeys(finding.node for finding in group[1:]))
+    names = ", ".join(f"'{name}'" for name in others[:_NAMED])
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    text = f"{first.text} (the same of {len(others)} others: {names}{more})"
+    return msgspec.structs.replace(first, text=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

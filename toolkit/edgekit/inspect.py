@@ -13,7 +13,7 @@ import msgspec
 from edgekit import events
 from edgekit.artifact import Artifact
 from edgekit.errors import EdgekitError, UnsupportedError
-from edgekit.events import Finding
+from edgekit.events import Finding, grouped
 from edgekit.exporter import load_exporter
 from edgekit.loading import load_graph
 from edgekit.plan import Given, make_plan
@@ -92,7 +92,7 @@ def inspect(  # noqa: PLR0913 - one keyword per option of the command line
         told = inspect_model(graph, shelf.folder(graph.id), device if profile else None)
     lines: tuple[str, ...] = ()
     if plan:
-        given = Given(kind="onnx", data=data is not None, teacher=False)
+        given = Given(model=model, kind="onnx", data=data is not None, teacher=False)
         chosen = load_recipe(recipe or device.recipe)
         lines = tuple(make_plan(chosen, device, load_exporter(device.runtime), given).lines())
     return Report(told=told, plan=lines)
@@ -138,7 +138,7 @@ def inspect_model(
         "facts": {key: artifact.facts[key] for key in _KNOWN if key in artifact.facts},
         "graphs": graphs,
         "profile": None if profile is None else profile.name,
-        "findings": msgspec.to_builtins(findings),
+        "findings": msgspec.to_builtins(grouped(findings)),
     }
 
 

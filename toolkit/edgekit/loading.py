@@ -37,6 +37,6 @@ def load_graph(
     source = ingest(model, store, weights=Path(weights) if weights else None, listen=listen)
     dialect = load_exporter(profile.runtime).dialect(profile)
     pipeline = Pipeline(store=store, profile=profile, dialect=dialect, listen=listen)
-    for stage in capture_stages(source.kind, tuple(shape)):
+    for stage in capture_stages(model, source.kind, tuple(shape)):
         source = pipeline.run_stage(stage, source)
     return source

@@ -14,7 +14,7 @@ from edgekit import events
 from edgekit.artifact import MAIN, Artifact, Step, digest
 from edgekit.data import Dataset
 from edgekit.dialect import Dialect
-from edgekit.errors import EdgekitError, UnsupportedError
+from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.exporter import Exporter
 from edgekit.plan import Alternatives, Plan, PlanEntry, Rounds
 from edgekit.profile import Profile
@@ -147,7 +147,7 @@ class Pipeline:
             try:
                 for stage in body:
                     made = self.run_stage(stage, made)
-            except EdgekitError as error:
+            except (InputError, UnsupportedError, UsageError) as error:
                 refused[name] = str(error)
                 continue
             tried.append((name, made, score(made)))
@@ -174,7 +174,7 @@ class Pipeline:
         scratch = self.store.scratch(key)
         context = Context(scratch=scratch, listen=self.listen, seed=self.seed, threads=self.threads)
         with self.store.staging() as out:
-            facts = stage.run(inputs, out, context)
+            facts = _brief(stage.run(inputs, out, context))
             step = Step(
                 stage=stage.name,
                 revision=stage.revision,
@@ -242,6 +242,14 @@ class Pipeline:
 
     def _told(self, name: str, facts: dict[str, Any]) -> None:
         self.runs.append(StageRun(name=name, seconds=0.0, cached=False, facts=facts))
+
+
+def _brief(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return a stage's facts with what it found of many nodes told once."""
+    if "findings" not in facts:
+        return facts
+    found = events.grouped(msgspec.convert(facts["findings"], list[events.Finding]))
+    return {**facts, "findings": msgspec.to_builtins(found)}
 
 
 def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

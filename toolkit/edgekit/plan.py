@@ -54,6 +54,7 @@ class Plan:
 class Given:
     """What the user gave, as far as the plan depends on it."""
 
+    model: str
     kind: str
     data: bool
     teacher: bool
@@ -70,7 +71,7 @@ def make_plan(recipe: Recipe, profile: Profile, exporter: Exporter, given: Given
     """
     if profile.abstract:
         raise UsageError(f"'{profile.name}' is a base for other profiles", remedy="Choose one: edgekit profiles list")
-    capture = capture_stages(given.kind, given.shapes)
+    capture = capture_stages(given.model, given.kind, given.shapes)
     prepared = [make_stage(spec.name, spec.options, f"exporter {exporter.name}") for spec in exporter.prepare(profile)]
     entries: list[PlanEntry] = [*prepared, *(_build_entry(entry, i) for i, entry in enumerate(recipe.entries, 1))]
     kind = given.kind
@@ -90,12 +91,27 @@ def make_plan(recipe: Recipe, profile: Profile, exporter: Exporter, given: Given
     return Plan(profile=profile, recipe=recipe, capture=capture, entries=tuple(checked))
 
 
-def capture_stages(kind: str, shapes: tuple[str, ...]) -> tuple[Stage, ...]:
+def capture_stages(model: str, kind: str, shapes: tuple[str, ...]) -> tuple[Stage, ...]:
     """Return the stages that turn Artifact#0 into the float graph: none for an ONNX model whose shapes stay."""
-    stages = [make_stage("capture", {}, "the model")] if kind != "onnx" else []
+    stages = []
+    if kind != "onnx":
+        stated = {"shapes": _stated(shapes)} if model.startswith("python:") and shapes else {}
+        stages.append(make_stage("capture", stated, "the model"))
     if shapes:
         stages.append(make_stage("freeze-shapes", {"shapes": list(shapes)}, "--shape"))
     return tuple(stages)
+
+
+def _stated(shapes: tuple[str, ...]) -> dict[str, list[int | str]]:
+    """Turn `--shape` into what a network without inputs of its own is traced with: sizes, named where they vary."""
+    from edgekit.graphs.shape_text import parse_shape
+
+    found: dict[str, list[int | str]] = {}
+    for text in shapes:
+        name, low, usual, high = parse_shape(text)
+        axes = zip(low, usual, high, strict=True)
+        found[name] = [at if first == last else f"{name}_{i}={at}" for i, (first, at, last) in enumerate(axes)]
+    return found
 
 
 def make_stage(name: str, options: dict[str, Any], where: str) -> Stage:

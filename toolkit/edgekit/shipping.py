@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +87,10 @@ def pack_extras(store: Store, bundle: Bundle, data: Dataset | None, feeds: Seque
         return store.publish(out, "extras", {}, ())
 
 
-def golden_feeds(samples: Samples | None, fallback: Sequence[Feed]) -> list[Feed]:
-    """Return a few feeds that a device must reproduce: of the data, else the fallback."""
+def golden_feeds(samples: Samples | None, fallback: Callable[[], Sequence[Feed]]) -> list[Feed]:
+    """Return a few feeds that a device must reproduce: of the data, else what the fallback gives."""
     if samples is None or not len(samples):
-        return list(fallback)
+        return list(fallback())
     few = take(samples, min(GOLDEN_SAMPLES, len(samples)))
     return [few.sample(index) for index in range(len(few))]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,7 +19,7 @@ from edgekit.events import Finding
 from edgekit.exporter import load_exporter
 from edgekit.gate import RUNS, Gate, feeds_of, model_size
 from edgekit.jobs import read_feeds
-from edgekit.metrics import find_metric
+from edgekit.metrics import Metric, find_metric
 from edgekit.package import Extracted, extract_package
 from edgekit.payload import PREPROCESSING
 from edgekit.pipeline import Pipeline
@@ -28,8 +28,26 @@ from edgekit.result import ErrorReport, Result, exit_of
 from edgekit.shipping import bundle_of
 from edgekit.sources import ingest, read_data
 from edgekit.store import Store
-from edgekit.target import Target
+from edgekit.target import Feed, Target
 from edgekit.targets import open_target
+
+_Told = TypeVar("_Told")
+
+
+class _Data(msgspec.Struct, frozen=True):
+    """With which data a package was built: its id, and the options that split it."""
+
+    id: str | None = None
+    calibration: int | None = None
+    seed: int = 0
+
+
+class _Built(msgspec.Struct, frozen=True):
+    """What `verdict.json` says under `details` of how a package was judged when it was built."""
+
+    metric: str = "agreement"
+    budget: Budget = Budget()
+    data: _Data = _Data()
 
 
 def validate(  # noqa: PLR0913 - one keyword per option of the command line
@@ -79,7 +97,7 @@ def validate(  # noqa: PLR0913 - one keyword per option of the command line
         raise UsageError("a package knows its profile and its original", remedy="Leave --profile and --reference out.")
     with tempfile.TemporaryDirectory() as scratch:
         extracted = extract_package(Path(model), Path(scratch) / "package")
-        device = msgspec.convert(extracted.package.manifest.profile.values, Profile)
+        device = _told(extracted, extracted.package.manifest.profile.values, Profile)
         with open_target(target, device) as machine:
             return _package(extracted, machine, asked, (data, metric), threads=threads, strict=strict, listen=listen)
 
@@ -97,16 +115,14 @@ def _package(
     """Judge a package: the original's outputs come with it."""
     data, metric = given
     package, bundle = extracted.package, extracted.compiled()
-    details = package.verdict.details
-    budgets = merge(msgspec.convert(details["budget"], Budget), asked)
-    samples = _samples(extracted, data, listen) if data else None
-    golden = read_feeds(extracted.golden[0]) if extracted.golden else []
-    feed = samples.evaluation.sample(0) if samples else golden[0] if golden else None
-    if feed is None:
-        raise InputError("there is nothing to feed it", where=str(package.path), remedy="Give the data with --data.")
+    built = _told(extracted, package.verdict.details, _Built)
+    budgets = merge(built.budget, asked)
+    judged_by = _metric(metric, built.metric, package.path)
+    samples = _samples(extracted, built.data, data, listen) if data else None
+    feed = _one_feed(extracted, samples)
     runs = 3 * RUNS if "p99" in budgets.latency_ms else RUNS
     found = list(machine.measure(bundle, feed, runs=runs, threads=threads))
-    findings = [*machine.findings, *_check_golden(extracted, machine)]
+    findings = [*(samples.findings if samples else ()), *machine.findings, *_check_golden(extracted, machine)]
     on = found[0].on
     if samples is None or extracted.reference is None:
         note = "accuracy was not looked at: give the data that the package was built with, --data"
@@ -118,7 +134,7 @@ def _package(
             load_outputs(extracted.reference[0]),
             together(machine.run(bundle, feeds), leading),
             rows_of(samples.evaluation.labels, leading),
-            find_metric(metric or details["metric"]),
+            judged_by,
             batched=leading is not None,
         )
         found += figures(comparison, on=on, provenance=machine.provenance)
@@ -127,9 +143,41 @@ def _package(
     return _judged(budgets, found, findings, package.manifest.artifact.id, strict=strict)
 
 
-def _samples(extracted: Extracted, data: str, listen: events.Listener) -> Dataset:
+def _told(extracted: Extracted, values: Any, kind: type[_Told]) -> _Told:
+    """Read what a package says of its build; InputError when it is not what edgekit writes."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        where = str(extracted.package.path)
+        raise InputError(f"what it says of its build: {error}", where=where, remedy="Build it again.") from None
+
+
+def _metric(asked: str | None, built: str, package: Path) -> Metric:
+    """Return the metric; code is only run when the user names it, never because a package does."""
+    if asked is None and built.startswith("python:"):
+        raise UsageError(
+            f"it was judged by a function of its builder's, {built}",
+            where=str(package),
+            remedy=f"Name what to judge by; if you have and trust that function: --metric {built}",
+        )
+    return find_metric(asked or built)
+
+
+def _one_feed(extracted: Extracted, samples: Dataset | None) -> Feed:
+    """Return what latency is measured with: a sample, else the first golden input."""
+    for split in (samples.evaluation, samples.calibration) if samples else ():
+        if len(split):
+            return split.sample(0)
+    golden = read_feeds(extracted.golden[0]) if extracted.golden else []
+    if not golden:
+        where = str(extracted.package.path)
+        raise InputError("there is nothing to feed it", where=where, remedy="Give the data with --data.")
+    return golden[0]
+
+
+def _samples(extracted: Extracted, built: _Data, data: str, listen: events.Listener) -> Dataset:
     """Open the data that a package was built with; InputError when it is another."""
-    manifest, built = extracted.package.manifest, extracted.package.verdict.details["data"]
+    manifest = extracted.package.manifest
     processor = extracted.folder / PREPROCESSING
     samples = open_dataset(
         data,
@@ -137,11 +185,11 @@ def _samples(extracted: Extracted, data: str, listen: events.Listener) -> Datase
         preprocessing=manifest.preprocessing or None,
         processor=processor if processor.is_dir() else None,
         class_names=manifest.labels,
-        limit=built["calibration"],
-        seed=built["seed"],
+        limit=built.calibration,
+        seed=built.seed,
         listen=listen,
     )
-    if samples.id != built["id"]:
+    if samples.id != built.id:
         raise InputError(
             "this is not the data that the package was built with, so its original says nothing about it",
             where=data,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import click
@@ -61,7 +62,6 @@ def build(model: str, as_json: bool, quiet: bool, no_package: bool, **flags: Any
 @data_options
 @click.option("--reference", metavar="MODEL", help="The float original to compare with, when MODEL is not a package.")
 @budget_options
-@click.option("--allow-fallback", is_flag=True, default=None, help="Accept nodes that run off the accelerator.")
 @run_options
 @json_option
 @quiet_option
@@ -70,8 +70,12 @@ def validate(model: str, as_json: bool, quiet: bool, **flags: Any) -> int:
     from edgekit.cli.printing import Teller, print_result
     from edgekit.validate import validate as run_validate
 
+    asked = {name for name, value in flags.items() if value is not None}
     options = settle(model, flags)
     budget = split_budget(options)
+    own = {"profile"} if model.endswith(".edgekit") else set()
+    known = inspect.signature(run_validate).parameters.keys() - own
+    options = {name: value for name, value in options.items() if name in known or name in asked}
     with Teller(quiet=quiet or as_json) as teller:
         result = run_validate(model, budget=budget, listen=teller.listen, **options)
     print_result(result, as_json=as_json, quiet=quiet, told=teller.told)

@@ -71,7 +71,8 @@ def conform(array: Array, spec: TensorSpec, *, where: str, notes: list[Note] | N
         notes: casts are appended here.
 
     Raises:
-        InputError: another rank, another fixed axis, an empty axis, a dtype that would lose something.
+        InputError: another rank, another fixed axis, an axis that is empty and not so by the model's own declaration, a
+            dtype that would lose something.
         NonFiniteError: NaN or infinity.
     """
     return _cast(_shaped(array, spec, where), spec, where, notes)
@@ -97,9 +98,10 @@ def _shaped(array: Array, spec: TensorSpec, where: str) -> Array:
             where=place,
             remedy=_layout_remedy(array.shape, spec),
         )
-    if 0 in array.shape:
+    empty = [axis for axis, size in enumerate(array.shape) if not size and spec.shape[axis] != 0]
+    if empty:
         raise InputError(
-            f"axis {array.shape.index(0)} is empty: given {_text(array.shape)}",
+            f"axis {empty[0]} is empty: given {_text(array.shape)}",
             where=place,
             remedy="Remove the sample or fill the array.",
         )

@@ -69,7 +69,7 @@ class BlockPlan:
     reasons: dict[str, str]
 
 
-def plan_blocks(weights: Weights, *, skip: Sequence[str], tables: bool) -> BlockPlan:
+def plan_blocks(weights: Weights, *, skip: Sequence[str], tables: bool, whole: int = 0) -> BlockPlan:
     """Find the matrices that can be quantized.
 
     A matrix is stored once, so one use that needs it in float keeps it in float for all.
@@ -78,6 +78,7 @@ def plan_blocks(weights: Weights, *, skip: Sequence[str], tables: bool) -> Block
         weights: the weight operands of a graph in canonical form.
         skip: globs of node names or op types to leave float.
         tables: whether tables that are looked up are quantized.
+        whole: block size that must divide the depth of a matrix; 0: none must.
     """
     nodes = {node.name: node for graph in weights.graphs for node in graph.node}
     uses: dict[tuple[int, str], list[Operand]] = {}
@@ -87,6 +88,8 @@ def plan_blocks(weights: Weights, *, skip: Sequence[str], tables: bool) -> Block
     reasons: dict[str, str] = {}
     for operands in uses.values():
         reason, culprit = _refusal(weights, operands, nodes, skip, tables=tables)
+        if not reason and whole:
+            reason = _uneven(_weight(weights, operands, nodes), whole)
         if not reason:
             found.append(_weight(weights, operands, nodes))
             continue
@@ -94,6 +97,14 @@ def plan_blocks(weights: Weights, *, skip: Sequence[str], tables: bool) -> Block
             own = operand.node == culprit or not culprit
             reasons[operand.node] = reason if own else f"its weight is also read by '{culprit}', where {reason}"
     return BlockPlan(weights=tuple(found), reasons=reasons)
+
+
+def _uneven(weight: BlockWeight, block: int) -> str:
+    if weight.depth % block:
+        return f"its depth of {weight.depth} is no multiple of the block of {block}, which the runtime asks for"
+    if (weight.depth if weight.axis == 0 else weight.rows) % 2:
+        return "its last dimension is odd, and the runtime wants 4-bit weights in pairs"
+    return ""
 
 
 def matrix_of(weights: Weights, weight: BlockWeight) -> npt.NDArray[np.float32]:
@@ -144,21 +155,20 @@ def _node_refusal(
         if fnmatchcase(node.name, glob) or fnmatchcase(node.op_type, glob):
             return f"the option skip names it ('{glob}')"
     dims = list(weights.tensor(operand).dims)
-    if node.op_type not in {"MatMul", "Gemm", "Gather"}:
-        return f"{node.op_type} has no kernel for block-wise weights"
-    if len(dims) != _MATRIX:
-        return f"its weight is of rank {len(dims)}; blocks are for matrices"
-    if not element_count(dims):
-        return "its weight is empty"
-    if node.op_type == "Gather":
-        if operand.axis != 0 or operand.position != 0:
-            return "it does not look up rows"
-        return "" if tables else "tables stay float (embeddings = false)"
-    if operand.position != 1:
-        return "its first operand is the constant one"
-    if attribute_of(node, "transA", 0) or attribute_of(node, "alpha", 1.0) != 1.0:
-        return "it transposes or scales its first operand"
-    return ""
+    lookup = node.op_type == "Gather"
+    rules = (
+        (node.op_type not in {"MatMul", "Gemm", "Gather"}, f"{node.op_type} has no kernel for block-wise weights"),
+        (len(dims) != _MATRIX, f"its weight is of rank {len(dims)}; blocks are for matrices"),
+        (not element_count(dims), "its weight is empty"),
+        (lookup and (operand.axis != 0 or operand.position != 0), "it does not look up rows"),
+        (lookup and not tables, "tables stay float (embeddings = false)"),
+        (not lookup and operand.position != 1, "its first operand is the constant one"),
+        (
+            bool(attribute_of(node, "transA", 0)) or attribute_of(node, "alpha", 1.0) != 1.0,
+            "it transposes or scales its first operand",
+        ),
+    )
+    return next((reason for broken, reason in rules if broken), "")
 
 
 def _other_reader(weights: Weights, operands: list[Operand]) -> str:
@@ -167,7 +177,9 @@ def _other_reader(weights: Weights, operands: list[Operand]) -> str:
     held = weights.graphs[owner]
     expected = {(operand.node, operand.position) for operand in operands}
     behind = {operand.transpose for operand in operands if operand.transpose}
-    names = {name} | {out for graph in weights.graphs for node in graph.node if node.name in behind for out in node.output}
+    names = {name} | {
+        out for graph in weights.graphs for node in graph.node if node.name in behind for out in node.output
+    }
     if any(value.name in names for value in held.output):
         return "the model's outputs"
     for graph in weights.graphs:

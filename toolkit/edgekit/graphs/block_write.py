@@ -92,7 +92,7 @@ class _Draft:
             del graph.node[:]
             graph.node.extend(copies)
         sort_nodes(self.model.graph)
-        for graph in reversed(self.graphs):
+        for graph in reversed(list(graphs_in(self.model.graph))):  # those of before the nodes were copied are gone
             drop_dead(graph)
         del self.model.graph.value_info[:]
         if self.foreign and all(entry.domain != "com.microsoft" for entry in self.model.opset_import):
@@ -140,7 +140,7 @@ class _Draft:
         tensor = onnx.numpy_helper.from_array(np.ascontiguousarray(values), name)
         self.graphs[owner].initializer.append(tensor)
 
-    # --- onnxruntime's operators ---------------------------------------------------------------------------------------
+    # --- onnxruntime's operators -------------------------------------------------------------------------------------
 
     def _write_contrib(self, weight: BlockWeight, codes: BlockCodes) -> None:
         from onnx import TensorProto, helper
@@ -293,9 +293,7 @@ class _Draft:
         self.head.setdefault(owner, []).append(made)
         return out
 
-    def _integers(
-        self, codes: npt.NDArray[np.uint8], bits: int, name: str, owner: int, *, symmetric: bool
-    ) -> None:
+    def _integers(self, codes: npt.NDArray[np.uint8], bits: int, name: str, owner: int, *, symmetric: bool) -> None:
         from onnx import TensorProto, helper
 
         values = signed(codes, bits) if symmetric else codes
@@ -309,7 +307,10 @@ class _Draft:
             raise UnsupportedError(
                 f"standard ONNX has no integers of {bits} bits that runtimes read", remedy="Use 4 bits."
             )
-        raw = values.tobytes() if bits == 8 else pack_codes(values.reshape(-1).view(np.uint8) & 15, bits).tobytes()  # noqa: PLR2004
+        if bits == 4:  # noqa: PLR2004
+            raw = pack_codes(values.reshape(-1).view(np.uint8) & np.uint8(15), bits).tobytes()
+        else:
+            raw = values.tobytes()
         self.graphs[owner].initializer.append(
             helper.make_tensor(name, kinds[bits, symmetric], codes.shape, raw, raw=True)
         )

@@ -24,7 +24,7 @@ from edgekit.graphs.edit import (
     opset_of,
     sort_nodes,
 )
-from edgekit.graphs.gemms import join_products, plain_gemms, set_attribute
+from edgekit.graphs.gemms import plain_gemms, set_attribute
 from edgekit.graphs.normal import inline_functions
 from edgekit.graphs.widen import widen
 
@@ -87,7 +87,6 @@ def canonical(path: Path) -> Canonical:
     findings += widen(model, path.parent)
     for graph in graphs_in(model.graph):
         plain_gemms(model.graph, graph, path.parent)
-    join_products(model, path.parent)
     name_nodes(model)
     drop_dead(model.graph)
     return Canonical(model=model, folder=path.parent, findings=tuple(findings))

@@ -63,12 +63,18 @@ def signature_of(model: onnx.ModelProto) -> dict[str, Any]:
 
 
 def check_signature(model: onnx.ModelProto) -> None:
-    """Refuse inputs and outputs that are not plain tensors of numbers.
+    """Refuse inputs and outputs that are not plain tensors of numbers, and models without inputs.
 
     Raises:
         UnsupportedError: names the input or output and its type.
     """
     import onnx
+
+    if not model.graph.input:
+        raise UnsupportedError(
+            "takes no input: it gives the same whatever is fed, so there is nothing to run on a device",
+            remedy="Export the model with its inputs; onnxruntime.InferenceSession(FILE).get_inputs() lists them.",
+        )
 
     for side, values in (("input", model.graph.input), ("output", model.graph.output)):
         for value in values:

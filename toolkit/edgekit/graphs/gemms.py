@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,28 +26,37 @@ def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
     node.attribute.extend([*kept, onnx.helper.make_attribute(name, value)])
 
 
-def join_products(model: onnx.ModelProto, folder: Path) -> None:
+def joinable(model: onnx.ModelProto, folder: Path) -> list[str]:
+    """Return the first operands of products that `join_products` joins when these are matrices."""
+    index = GraphIndex(model.graph, folder)
+    return [node.input[0] for node in model.graph.node if _product_and_bias(index, node) is not None]
+
+
+def join_products(model: onnx.ModelProto, folder: Path, ranks: Mapping[str, int]) -> None:
     """Join a MatMul of matrices and the Add of a constant vector behind it into a Gemm, in the main graph.
 
     onnxruntime joins them itself before it looks for integer kernels, and then finds none for the float bias.
+
+    Args:
+        model: the model to change.
+        folder: where its external data lies.
+        ranks: tensor name -> rank, see `joinable`.
     """
     index = GraphIndex(model.graph, folder)
-    pairs = [pair for node in model.graph.node if (pair := _product_and_bias(index, node)) is not None]
-    if not pairs:
-        return
-    ranks = _ranks(model)
     gone = []
-    for product, addition, bias in pairs:
-        if ranks.get(product.input[0]) == _MATRIX:
-            product.op_type = "Gemm"
-            product.input.append(bias)
-            product.output[0] = addition.output[0]
+    for node in model.graph.node:
+        found = _product_and_bias(index, node)
+        if found is not None and ranks.get(node.input[0]) == _MATRIX:
+            addition, bias = found
+            node.op_type = "Gemm"
+            node.input.append(bias)
+            node.output[0] = addition.output[0]
             gone.append(addition)
     for addition in gone:
         model.graph.node.remove(addition)
 
 
-def _product_and_bias(index: GraphIndex, node: onnx.NodeProto) -> tuple[onnx.NodeProto, onnx.NodeProto, str] | None:
+def _product_and_bias(index: GraphIndex, node: onnx.NodeProto) -> tuple[onnx.NodeProto, str] | None:
     weight = index.initializers.get(node.input[1]) if is_standard(node, "MatMul") else None
     after = index.only_consumer(node.output[0])
     if weight is None or len(weight.dims) != _MATRIX or after is None or not is_standard(after, "Add"):
@@ -55,18 +65,7 @@ def _product_and_bias(index: GraphIndex, node: onnx.NodeProto) -> tuple[onnx.Nod
     bias = index.initializers.get(other)
     if bias is None or list(bias.dims) != [weight.dims[1]] or bias.data_type != weight.data_type:
         return None
-    return node, after, other
-
-
-def _ranks(model: onnx.ModelProto) -> dict[str, int]:
-    import onnx
-
-    try:
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except Exception:  # noqa: BLE001 - what inference cannot tell stays as it is
-        return {}
-    values = (*inferred.graph.value_info, *inferred.graph.input)
-    return {v.name: len(v.type.tensor_type.shape.dim) for v in values if v.type.tensor_type.HasField("shape")}
+    return after, other
 
 
 def plain_gemms(root: onnx.GraphProto, graph: onnx.GraphProto, folder: Path) -> None:

@@ -30,6 +30,9 @@ _BY_FORM = (
     "its operator",
     "the ONNX specification",
     "its type",
+    "its definition",
+    "it works on sequences",
+    "onnxruntime does not run",
 )
 
 

@@ -6,7 +6,7 @@ of magnitudes bounds every partial sum in every order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,7 @@ def largest_sums(
     samples: Samples,
     indices: Sequence[int],
     *,
+    floats: Container[str],
     shapes: Mapping[str, tuple[int, ...]],
     threads: int,
 ) -> dict[str, float]:
@@ -40,6 +41,7 @@ def largest_sums(
         source: the model.
         samples: the samples.
         indices: which of them to run.
+        floats: its float32 tensors; sums of other types are not looked at.
         shapes: tensor name -> shape, for averages over windows.
         threads: CPU threads.
 
@@ -52,7 +54,8 @@ def largest_sums(
     copy.CopyFrom(source.model)
     twins = _Twins(copy, source)
     for node in list(copy.graph.node):
-        twins.add(node, shapes)
+        if node.input and node.input[0] in floats:
+            twins.add(node, shapes)
     del copy.graph.output[:]
     if not twins.outputs:
         return {}

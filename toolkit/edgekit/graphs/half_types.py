@@ -38,6 +38,8 @@ FOLLOWERS = frozenset(
 )
 """Operators that only move values: they take the type that these come in, without a Cast of their own."""
 
+_FLOAT_FUNCTIONS = frozenset({"MeanVarianceNormalization"})
+
 _HALF = "tensor(float16)"
 _SINGLE = "tensor(float)"
 
@@ -82,6 +84,7 @@ class HalfTypes:
         from onnx import TensorProto
 
         self._opset = opset_of(model)
+        self._others = {name for name, kind in types.items() if not kind.startswith("tensor(")}
         self.floats = {name for name, kind in types.items() if kind == _SINGLE}
         self.floats |= {item.name for item in model.graph.initializer if item.data_type == TensorProto.FLOAT}
         self.floats |= {item.name for item in model.graph.input if item.type.tensor_type.elem_type == TensorProto.FLOAT}
@@ -103,24 +106,32 @@ class HalfTypes:
 
     def refusal(self, node: onnx.NodeProto) -> str:
         """Say why a node cannot compute in float16 by its form; empty when it can."""
-        from onnx import AttributeProto
-
-        graphs = {AttributeProto.GRAPH, AttributeProto.GRAPHS}
-        if any(attribute.type in graphs for attribute in node.attribute):
-            return "it holds a subgraph"
-        if node.domain:
-            return f"it is of the domain '{node.domain}'"
         found = self._allowed(node)
+        if reason := self._oddity(node):
+            return reason
         if found is None:
             return "its operator is not in the opset"
         needed = [position for position, name in enumerate(node.output) if name in self.floats]
         makes_type = bool(needed) and not self.inputs(node) and node.op_type not in {"Cast", "ConstantOfShape"}
         if makes_type or not all(_at(found[1], position, repeats=found[3]) for position in needed):
             return "the ONNX specification has no float16 for it"
-        statistics = node.op_type == "LayerNormalization" and len([name for name in node.output if name]) > 1
-        if statistics or any(attribute.name == "dtype" for attribute in node.attribute):
-            return "its type is an attribute"
         return ""
+
+    def _oddity(self, node: onnx.NodeProto) -> str:
+        """Say what of a node's form, other than its operator's types, keeps it from float16."""
+        from onnx import AttributeProto
+
+        graphs = {AttributeProto.GRAPH, AttributeProto.GRAPHS}
+        named = any(attribute.name == "dtype" for attribute in node.attribute)
+        statistics = node.op_type == "LayerNormalization" and len([name for name in node.output if name]) > 1
+        oddities = {
+            "it holds a subgraph": any(attribute.type in graphs for attribute in node.attribute),
+            f"it is of the domain '{node.domain}'": bool(node.domain),
+            "it works on sequences": any(name in self._others for name in (*node.input, *node.output)),
+            "its definition holds float32 constants": node.op_type in _FLOAT_FUNCTIONS,
+            "its type is an attribute": named or statistics,
+        }
+        return next((reason for reason, holds in oddities.items() if holds), "")
 
     def _allowed(self, node: onnx.NodeProto) -> tuple[tuple[bool, ...], tuple[bool, ...], bool, bool] | None:
         return None if node.domain else _signature(node.op_type, self._opset)

@@ -13,13 +13,17 @@ from edgekit.graphs.canonical import Canonical
 from edgekit.graphs.edit import GraphIndex, attribute_of, drop_dead, graphs_in, opset_of, sort_nodes
 from edgekit.graphs.int8_nodes import dynamic_product, looked_up, looked_up_rows, pair
 from edgekit.graphs.int8_plan import Plan
+from edgekit.graphs.int8_rounding import Rounder, Scales
 from edgekit.graphs.weights import Operand, Weights
-from edgekit.numerics.affine import Grid, empty_slices, quantize_bias, quantize_weight, scales_for_bias, weight_scales
+from edgekit.numerics.affine import (
+    Grid,
+    empty_slices,
+    quantize_bias,
+    scales_for_bias,
+)
 
 if TYPE_CHECKING:
     import onnx
-
-Scales = npt.NDArray[np.float32]
 
 _WIDE_FROM = 21  # opset from which the default domain quantizes to 16 bits
 _BIAS = 2  # position of a Conv's and a Gemm's bias
@@ -31,34 +35,22 @@ class Writer:
     def __init__(self, source: Canonical, weights: Weights, dialect: Dialect) -> None:
         """Prepare to write `source`, whose weight operands are `weights`."""
         self._source = source
-        self._weights = weights
         self._dialect = dialect
-        self._bits = 7 if dialect.reduce_range else 8
-        self._rounded: dict[tuple[Any, ...], npt.NDArray[np.int8]] = {}
+        self._rounder = Rounder(weights, bits=7 if dialect.reduce_range else 8)
 
     def write(self, plan: Plan) -> onnx.ModelProto:
         """Return a new model. Constants that stay float and lie in external files stay references to them."""
-        return _Draft(self._source, self._weights, self._dialect, plan, self).finished()
-
-    def rounded(self, operand: Operand, scales: Scales, axis: int | None) -> npt.NDArray[np.int8]:
-        """Return a weight's integers for these scales."""
-        key = (operand.key, axis, scales.tobytes())
-        if key not in self._rounded:
-            self._rounded[key] = quantize_weight(self._weights.values(operand), scales, axis, bits=self._bits)
-        return self._rounded[key]
-
-    def scales(self, operand: Operand, axis: int | None) -> Scales:
-        """Return a weight's own scales, before any bias has a say."""
-        return weight_scales(self._weights.values(operand), axis, bits=self._bits)
+        return _Draft(self._source, self._dialect, plan, self._rounder).finished()
 
 
 class _Draft:
     """One model being written."""
 
-    def __init__(self, source: Canonical, weights: Weights, dialect: Dialect, plan: Plan, writer: Writer) -> None:
+    def __init__(self, source: Canonical, dialect: Dialect, plan: Plan, rounder: Rounder) -> None:
         import onnx
 
-        self.plan, self.weights, self.dialect, self.writer = plan, weights, dialect, writer
+        self.plan, self.dialect, self.rounder = plan, dialect, rounder
+        self.weights = rounder.weights
         self.model = onnx.ModelProto()
         self.model.CopyFrom(source.model)
         self.graphs = list(graphs_in(self.model.graph))
@@ -103,7 +95,7 @@ class _Draft:
             scales = self._scales(operands, axis)
             name = self.index.fresh_name(operands[0].tensor + "_quantized")
             graph = self.graphs[operands[0].owner]
-            self._constant(self.writer.rounded(operands[0], scales, axis), name, graph)
+            self._constant(self.rounder.rounded(operands[0], scales, axis), name, graph)
             self._constant(scales, name + "_scale", graph)
             self._constant(np.zeros(scales.shape, np.int8), name + "_zero_point", graph)
             stored |= {
@@ -116,14 +108,14 @@ class _Draft:
     def _shared_axis(self, operands: list[Operand]) -> int | None:
         """Return the scale axis of a stored weight: what its products want; lookups take any."""
         products = [operand for operand in operands if self.nodes[operand.node].op_type != "Gather"]
-        axes = {operand.axis for operand in products or operands}
+        axes = {operand.axis for operand in products}
         if len(axes) > 1 or not self.dialect.per_channel:
             return None
-        return axes.pop()
+        return axes.pop() if axes else self.rounder.table_axis(operands[0])
 
     def _scales(self, operands: list[Operand], axis: int | None) -> Scales:
         """Return the scales of a stored weight that suit it and every bias that is counted in them."""
-        scales = self.writer.scales(operands[0], axis)
+        scales = self.rounder.scales(operands[0], axis)
         free = empty_slices(self.weights.values(operands[0]), axis)
         fitted = np.where(free, np.finfo(np.float32).tiny, scales).astype(np.float32)
         for operand in operands:

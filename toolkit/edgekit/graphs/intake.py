@@ -14,11 +14,11 @@ from edgekit.errors import EdgekitError, InputError, UnsupportedError
 from edgekit.events import Finding
 from edgekit.graphs import storage
 from edgekit.graphs.child import Limits, confine
-from edgekit.graphs.edit import drop_inputs_of_constants, load_model, name_nodes, save_model, sort_nodes
+from edgekit.graphs.edit import drop_inputs_of_constants, load_model, name_nodes, opset_of, save_model, sort_nodes
 from edgekit.graphs.facts import check_signature, facts_of, foreign_operators, rare_types, training_nodes
 from edgekit.graphs.normal import inline_functions, make_dense, settle_dims, settle_outputs
 from edgekit.graphs.sessions import open_session
-from edgekit.graphs.versions import check_versions, raise_opset
+from edgekit.graphs.versions import OLDEST_OPSET, WANTED_OPSET, check_versions, raise_opset
 
 if TYPE_CHECKING:
     import onnx
@@ -201,13 +201,18 @@ def load(path: Path) -> None:
     """Load a model file in onnxruntime, as a check.
 
     Raises:
-        UnsupportedError: there is no kernel for something in it; names types that few kernels take.
+        UnsupportedError: there is no kernel for something in it; names what is rare in it: types, an old opset.
         InputError: it does not load.
     """
     try:
         open_session(path)
     except UnsupportedError as error:
-        rare = rare_types(load_model(path))
+        model = load_model(path)
+        rare, opset = rare_types(model), opset_of(model)
+        if opset < OLDEST_OPSET:
+            remedy = f"Export the model with opset {WANTED_OPSET} or newer, or convert it: onnx.version_converter."
+            text = f"{error.text}; opset {opset} is older than onnxruntime has kernels for ({OLDEST_OPSET})"
+            raise UnsupportedError(text, where=error.where, remedy=remedy) from None
         if not rare:
             raise
         text = f"{error.text}; the model uses {', '.join(rare)}"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from edgekit.data import Samples
 
 _CHANNELS_SECOND = frozenset({"Conv", "ConvTranspose"})
+_CHANNELS_LAST = frozenset({"MatMul", "Gemm"})
+_MATRIX = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,8 @@ class Probe:
     """Names of the outputs that tell about one node.
 
     Attributes:
-        total: sum of its result over everything but the channels, `[channels]`.
+        total: sum of its result over everything but the channels, `[channels]`. Where no constant gives them, the last
+            axis may be positions, whose number differs from sample to sample: all counts as one channel then.
         square: the same of its square.
         noise: sum of squares of the twin's difference, `[]`.
         count: elements per channel, `[]`.
@@ -50,15 +53,17 @@ def probed(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelProt
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     index = GraphIndex(copy.graph)
-    first = index.fresh_name("probe/axes")
-    copy.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0], np.int64), first))
+    first, column = index.fresh_name("probe/axes"), index.fresh_name("probe/column")
+    for name, values in ((first, [0]), (column, [-1, 1])):
+        copy.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values, np.int64), name))
     ranks = {tensor.name: len(tensor.dims) for tensor in model.graph.initializer}
     wanted = set(names)
     probes: dict[str, Probe] = {}
     extra: list[onnx.NodeProto] = []
     for node in copy.graph.node:
         if node.name in wanted:
-            probes[node.name] = _add_twin(index, node, first, ranks, extra)
+            whole = "" if _has_channels(index, node) else column
+            probes[node.name] = _add_twin(index, node, first, ranks, extra, whole)
     copy.graph.node.extend(extra)
     for probe in probes.values():
         for name, kind in ((probe.total, 1), (probe.square, 1), (probe.noise, 1), (probe.count, 7)):
@@ -67,8 +72,17 @@ def probed(model: onnx.ModelProto, names: Sequence[str]) -> tuple[onnx.ModelProt
     return copy, probes
 
 
+def _has_channels(index: GraphIndex, node: onnx.NodeProto) -> bool:
+    """Say whether a constant second operand gives the result its channels."""
+    if node.op_type not in _CHANNELS_SECOND | _CHANNELS_LAST:
+        return False
+    maker = index.producers.get(node.input[1])
+    stored = maker.input[0] if maker is not None and maker.op_type == "Transpose" else node.input[1]
+    return stored in index.initializers and len(index.initializers[stored].dims) >= _MATRIX
+
+
 def _add_twin(
-    index: GraphIndex, node: onnx.NodeProto, first: str, ranks: dict[str, int], extra: list[onnx.NodeProto]
+    index: GraphIndex, node: onnx.NodeProto, first: str, ranks: dict[str, int], extra: list[onnx.NodeProto], whole: str
 ) -> Probe:
     import onnx
 
@@ -88,7 +102,7 @@ def _add_twin(
     rank = ranks.get(node.input[1], 0) if len(node.input) > 1 else 0
     if node.op_type in _CHANNELS_SECOND and rank:
         last = add("Transpose", [last], "channels", perm=[0, *range(2, rank), 1])
-    rows = add("Flatten", [last], "rows", axis=-1)
+    rows = add("Reshape", [last, whole], "rows") if whole else add("Flatten", [last], "rows", axis=-1)
     square = add("Mul", [rows, rows], "square")
     shape = add("Shape", [rows], "shape")
     return Probe(

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 WANTED_OPSET = 13
 """Per-channel quantization and many runtimes need it; older models are brought up to it."""
 
+OLDEST_OPSET = 7
+"""The first opset that onnxruntime's kernels start with; of older ones it runs only operators that never changed."""
+
 _TOLERANCE = 1e-5
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from edgekit import events
+from edgekit.artifact import TensorSpec
 from edgekit.errors import EdgekitError, InputError, UnsupportedError, UsageError
 from edgekit.networks import graph
 from edgekit.networks.child import Tell
@@ -31,7 +32,8 @@ def capture(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
         tell: gets progress and findings.
 
     Returns:
-        Facts: `graphs`, `opset`, `capture` (graph -> exporter and parity), `findings`, and `task` when it is known.
+        Facts: `graphs`, `opset`, `capture` (graph -> `path`, `opset`, `parity`, `checked`), `findings`, and `task` when
+        it is known.
 
     Raises:
         InputError: the model fails, or the graph does not compute what it does. UnsupportedError: no exporter can.
@@ -43,28 +45,30 @@ def capture(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     network = rebuild(Path(arguments["folder"]), shapes=arguments["shapes"], dtypes=arguments["dtypes"])
     out = Path(arguments["out"])
     findings = list(network.findings)
-    facts: dict[str, Any] = {"graphs": {}, "opset": {}, "capture": {}}
+    facts: dict[str, Any] = {"graphs": {}, "opset": 0, "capture": {}}
     parts = components(network)
     for done, (name, make) in enumerate(parts.items()):
         tell(events.Progress(label=f"export {name}", done=done, total=len(parts)))
         made = _export(make, out / name, arguments, findings)
-        facts["graphs"][name] = {
-            side: [msgspec.to_builtins(spec) for spec in found] for side, found in made.specs.items()
-        }
-        facts["opset"][name] = made.opset
-        facts["capture"][name] = {"path": made.path, "parity": made.parity, "checked": made.checked}
+        facts["graphs"][name] = msgspec.to_builtins(made.specs)
+        facts["opset"] = max(facts["opset"], made.opset)
+        how = {"path": made.path, "opset": made.opset, "parity": made.parity, "checked": made.checked}
+        facts["capture"][name] = how
     for finding in findings:
         tell(events.Found(finding=finding))
     facts["findings"] = [msgspec.to_builtins(finding) for finding in findings]
     return {**facts, "task": network.task} if network.task else facts
 
 
-class _Made(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class _Made:
+    """A graph that was kept: who exported it, how close it is, at which sizes that was seen."""
+
     path: str
     opset: int
     parity: dict[str, float]
     checked: list[dict[str, int]]
-    specs: dict[str, Any]
+    specs: dict[str, list[TensorSpec]]
 
 
 @dataclass

@@ -23,7 +23,7 @@ _CHOICES = 4
 _SAMPLES = 12_000
 _FRAMES = 96
 _FIRST_WORD = 5  # ids below are special tokens in common vocabularies: padding, separators
-_SHAPES = "Give the shapes of its inputs: shapes = { name = [1, ...] }."
+_SHAPES = "Export it to ONNX with the inputs it needs, and build that file."
 
 
 @dataclass(kw_only=True)

@@ -17,7 +17,7 @@ Shapes = Mapping[str, list[int | str]]
 """Input name -> one entry per axis: a size, or `name=SIZE` for a dynamic axis and the size to try it at."""
 
 DEFAULT_SIZES = {BATCH: 2, "sequence": 16}
-_REMEDY = "Give its shape, e.g. shapes = { x = [1, 3, 224, 224] }, or let the module have `example_inputs`."
+_REMEDY = "Give its shape, e.g. --shape x=1x3x224x224, or let the module have `example_inputs`."
 
 
 def with_inputs(module: torch.nn.Module, shapes: Shapes, dtypes: Mapping[str, str]) -> Network:

@@ -174,6 +174,13 @@ def dequantize_weight(values: Integers, scales: npt.NDArray[np.float32], axis: i
     return floats
 
 
+def rounding_error(weights: Floats, axis: int | None, *, bits: int = 8) -> float:
+    """Sum of squared errors of a weight on its symmetric grid with scales along `axis`."""
+    scales = weight_scales(weights, axis, bits=bits)
+    back = dequantize_weight(quantize_weight(weights, scales, axis, bits=bits), scales, axis)
+    return float(np.square(back - weights, dtype=np.float64).sum())
+
+
 def quantize_bias(bias: Floats, steps: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
     """Round a bias to int32 counts of `steps` (one, or one per channel)."""
     counts = np.rint(bias.astype(np.float64) / steps.astype(np.float64))

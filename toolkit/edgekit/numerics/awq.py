@@ -25,7 +25,7 @@ class ChannelScales:
     """Factors of the input channels of layers that read the same tensor.
 
     Attributes:
-        factors: `[K]`: columns of the weights are multiplied by them, the input is divided; all ones when no power helps.
+        factors: `[K]`: columns of the weights are multiplied by them, the input is divided; all ones: no power helps.
         power: the exponent that was chosen.
         error: summed squared error of the outputs with it, on rounded-to-nearest weights.
         plain: the same without factors.
@@ -54,9 +54,9 @@ def search_channel_scales(weights: Sequence[Floats], fmt: BlockFormat, gram: Flo
         return best
     spread = np.where(spread > 0, spread, live.min())
     for power in _POWERS[1:]:
-        factors = spread**power
-        factors /= np.sqrt(factors.max() * factors.min())
-        factors = np.clip(factors, 1 / _WIDEST, _WIDEST).astype(np.float32)
+        raised = spread**power
+        raised /= np.sqrt(raised.max() * raised.min())
+        factors = np.clip(raised, 1 / _WIDEST, _WIDEST).astype(np.float32)
         error = _error(weights, factors, fmt, gram)
         if error < best.error:
             best = ChannelScales(factors=factors, power=power, error=error, plain=plain)

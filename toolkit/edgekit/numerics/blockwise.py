@@ -1,8 +1,8 @@
 """Weights on block-wise grids of 2 to 8 bits: formats, the fit of scales, rounding, the reference dequantization.
 
-A weight is a matrix `[N, K]`, one row per output. Along K every `block` weights share a scale and a zero point; the last
-block of a row may be shorter. Codes are unsigned: `x = (code - zero_point) * scale`. Symmetric means that every zero
-point is `2**(bits - 1)`. ONNX's signed types hold `code - 2**(bits - 1)`.
+A weight is a matrix `[N, K]`, one row per output. Along K every `block` weights share a scale and a zero point; the
+last block of a row may be shorter. Codes are unsigned: `x = (code - zero_point) * scale`. Symmetric means that every
+zero point is `2**(bits - 1)`. ONNX's signed types hold `code - 2**(bits - 1)`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class BlockCodes:
         rows, depth = self.codes.shape
         blocks = self.format.blocks(depth)
         zeros = 0 if self.format.symmetric else -(-blocks * self.format.bits // 8)
-        return rows * (-(-depth * self.format.bits // 8) + blocks * self.scales.dtype.itemsize + zeros)
+        return int(rows * (-(-depth * self.format.bits // 8) + blocks * self.scales.dtype.itemsize + zeros))
 
 
 def scale_type_for(weights: Floats, fmt: BlockFormat) -> ScaleType:
@@ -155,7 +155,8 @@ def quantize_rtn(weights: Floats, fmt: BlockFormat, importance: Floats | None = 
 
 def encode(blocks: Floats, scales: Floats, zeros: npt.NDArray[Any], fmt: BlockFormat) -> Codes:
     """Return the nearest codes of `[..., block]` weights for one scale and zero point a block."""
-    return np.clip(np.rint(blocks / scales[..., None]) + zeros[..., None], 0, fmt.most).astype(np.uint8)
+    codes: Codes = np.clip(np.rint(blocks / scales[..., None]) + zeros[..., None], 0, fmt.most).astype(np.uint8)
+    return codes
 
 
 def fit_blocks(

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from edgekit.numerics.affine import dequantize_weight, quantize_weight, weight_scales
 
 Floats = npt.NDArray[np.float32]
+Places = npt.NDArray[np.integer]
 
 ALPHAS = (0.2, 0.35, 0.5, 0.65, 0.8)
 _WIDEST = 256.0
@@ -59,7 +60,7 @@ def factors_of(peaks: Floats, weights: Sequence[Floats], alpha: float) -> Floats
         weights: matrices `[K, N_i]` that read the input.
         alpha: 0 to 1: how much of the channels' differences the weights take over.
     """
-    rows = np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0).astype(np.float64)
+    rows = np.max(np.stack([np.abs(weight).max(axis=1) for weight in weights]), axis=0).astype(np.float64)
     live = (peaks > 0) & (rows > 0)
     found = np.ones(peaks.shape)
     found[live] = peaks[live].astype(np.float64) ** alpha / rows[live] ** (1 - alpha)
@@ -72,7 +73,7 @@ def equalize(
     samples: Sequence[Floats],
     weights: Sequence[Floats],
     *,
-    judged: Sequence[npt.NDArray[np.intp]] | None = None,
+    judged: Sequence[Places] | None = None,
     alphas: Sequence[float] = ALPHAS,
 ) -> Equalized:
     """Find the factors with the least error of the outputs of int8 products.
@@ -83,9 +84,9 @@ def equalize(
         judged: rows of each sample whose outputs count; the grid is that of all rows. None: all of them.
         alphas: exponents to try.
     """
-    peaks = np.max([np.abs(sample).max(axis=0) for sample in samples], axis=0)
+    peaks: Floats = np.max(np.stack([np.abs(sample).max(axis=0) for sample in samples]), axis=0)
     joined = np.concatenate(weights, axis=1).astype(np.float32)
-    rows = [np.arange(len(sample)) for sample in samples] if judged is None else judged
+    rows = [np.arange(len(sample)) for sample in samples] if judged is None else list(judged)
     wanted = [sample[some] @ joined for sample, some in zip(samples, rows, strict=True)]
     ones = np.ones(peaks.shape, np.float32)
     plain = _error(samples, joined, ones, wanted, rows)
@@ -98,7 +99,10 @@ def equalize(
     return best
 
 
-def _error(samples: Sequence[Floats], weights: Floats, factors: Floats, wanted: Sequence[Floats], rows: int) -> float:
+def _error(
+    samples: Sequence[Floats], weights: Floats, factors: Floats, wanted: Sequence[Floats], rows: Sequence[Places]
+) -> float:
+    """Sum each row's error relative to the row: a few tokens with huge activations would decide alone otherwise."""
     scaled = weights * factors[:, None]
     scales = weight_scales(scaled, 1)
     matrix = dequantize_weight(quantize_weight(scaled, scales, 1), scales, 1)

@@ -128,7 +128,7 @@ def _gptq(weights: Matrix, gram: Matrix, fmt: BlockFormat, *, act_order: bool) -
 def _refit_scales(
     weights: Matrix, gram: Matrix, codes: Codes, scales: Matrix, zeros: Codes, fmt: BlockFormat
 ) -> Matrix:
-    """Return the scales with the least output error for these codes, row by row; a row that cannot gain keeps its own."""
+    """Return the scales with the least output error for these codes; a row that cannot gain keeps its own."""
     out = scales.copy()
     count = scales.shape[1]
     columns = gram.reshape(gram.shape[0], count, fmt.block)

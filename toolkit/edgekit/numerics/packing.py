@@ -90,4 +90,5 @@ def unpack_blocks(packed: PackedBlocks, fmt: BlockFormat, depth: int) -> BlockCo
 
 def signed(codes: Codes, bits: int) -> npt.NDArray[np.int8]:
     """Return codes as ONNX's signed types hold them: less `2**(bits - 1)`."""
-    return (codes.astype(np.int16) - 2 ** (bits - 1)).astype(np.int8)
+    moved: npt.NDArray[np.int8] = (codes.astype(np.int16) - 2 ** (bits - 1)).astype(np.int8)
+    return moved

@@ -16,7 +16,7 @@ from edgekit.graphs.canonical import canonical
 from edgekit.graphs.companions import copy_companions
 from edgekit.graphs.edit import load_model, save_model
 from edgekit.graphs.equalize import Equalizer
-from edgekit.graphs.facts import quantization_of
+from edgekit.graphs.facts import quantization_of, signature_of
 from edgekit.graphs.saving import copy_model
 from edgekit.stage import Context, Inputs
 
@@ -60,6 +60,8 @@ class Equalize:
         if data is None or len(data.calibration) < _LEAST or quantization_of(load_model(path)):
             return self._unchanged(path, out, inputs, [])
         source = canonical(path)
+        if signature_of(source.model) != signature_of(load_model(path)):
+            return self._unchanged(path, out, inputs, [])  # other floats: quantization converts them itself
         equalizer = Equalizer(
             model=source.model,
             folder=source.folder,

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
+import numpy as np
 
 from edgekit.artifact import MAIN
 from edgekit.data import Samples
 from edgekit.errors import EdgekitError, InputError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
-from edgekit.graphs.calibrate import Reference, collect, open_file, open_graph, spread
+from edgekit.graphs.calibrate import Reference, collect, open_graph, run, spread
 from edgekit.graphs.canonical import Canonical, canonical
 from edgekit.graphs.companions import copy_companions
 from edgekit.graphs.edit import load_model, save_model
@@ -28,6 +29,9 @@ from edgekit.graphs.original import open_original
 from edgekit.graphs.qdq import ENOUGH
 from edgekit.graphs.seeded import SeededSamples
 from edgekit.stage import Context, Inputs
+
+if TYPE_CHECKING:
+    import onnx
 
 MOST_JUDGED = 16
 """Calibration samples on which sums are bounded and the result is compared with the original."""
@@ -85,10 +89,10 @@ class Fp16:
         source = canonical(path)
         job = _Job(self, inputs, source, context)
         plan, distances = job.decide(path)
-        model = HalfDraft(job.source, job.types, plan, io=self.io).finished()
+        model, plan = job.written(plan)
         model.ir_version = min(model.ir_version, inputs.profile.graph.max_ir)
         save_model(model, out / MAIN, source=source.folder)
-        _check(out / MAIN, context)
+        _check(out / MAIN)
         copy_companions(inputs.folder, out)
         facts = job.coverage(plan, path)
         findings = [*job.findings, *kept_findings(plan), *_shortfalls(distances, self.floor, judged=job.judged)]
@@ -129,7 +133,14 @@ class _Job:
             histogram=False,
             tell=lambda done, total: context.listen(Progress(label="ranges", done=done, total=total)),
         )
-        sums = largest_sums(self.source, self.samples, self._indices, shapes=statistics.shapes, threads=threads)
+        sums = largest_sums(
+            self.source,
+            self.samples,
+            self._indices,
+            floats=self.types.floats,
+            shapes=statistics.shapes,
+            threads=threads,
+        )
         self.planner = HalfPlanner(self.source.model, self.source.folder, self.types, statistics.fit, sums)
 
     @property
@@ -150,6 +161,28 @@ class _Job:
         )
         floor, aim = self.stage.floor, max(self.stage.aim, self.stage.floor)
         return search.settle(keep, floor=floor, aim=aim, covers=lambda plan: self._covers(plan, path))
+
+    def written(self, plan: HalfPlan) -> tuple[onnx.ModelProto, HalfPlan]:
+        """Write a plan; nodes whose float16 form onnxruntime does not run on a sample go back to float32."""
+        while True:
+            model = HalfDraft(self.source, self.types, plan, io=self.stage.io).finished()
+            refused = self._refused(model, plan)
+            if not refused:
+                return model, plan
+            plan = self.planner.plan({**plan.reasons, **refused})
+
+    def _refused(self, model: onnx.ModelProto, plan: HalfPlan) -> dict[str, str]:
+        feed = self.samples.sample(0)
+        if self.stage.io == "fp16":
+            feed = {name: a.astype(np.float16) if a.dtype == np.float32 else a for name, a in feed.items()}
+        try:
+            run(open_graph(model, self.source.folder, threads=self.context.threads), feed, sample=self.samples.ids[0])
+        except InputError as error:
+            found = [name for name in plan.half if f"'{name}'" in error.where]
+            if found:
+                return dict.fromkeys(found, f"onnxruntime does not run it in float16: {error.text}")
+            raise EdgekitError(f"fp16 wrote a graph that does not run: {error}") from None
+        return {}
 
     def _covers(self, plan: HalfPlan, path: Path) -> bool:
         facts = self.coverage(plan, path)
@@ -203,11 +236,10 @@ def _shortfalls(distances: Mapping[str, Any], floor: float, *, judged: bool) -> 
     ]
 
 
-def _check(path: Path, context: Context) -> None:
+def _check(path: Path) -> None:
     import onnx
 
     try:
         onnx.checker.check_model(str(path))
-        open_file(path, threads=context.threads)
     except Exception as error:  # noqa: BLE001 - the checker's errors have no common base
-        raise EdgekitError(f"fp16 wrote a graph that does not load: {str(error)[:300]}") from None
+        raise EdgekitError(f"fp16 wrote an invalid graph: {str(error)[:300]}") from None

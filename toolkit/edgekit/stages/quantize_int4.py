@@ -17,7 +17,7 @@ from edgekit.graphs.block_choice import BlockJob, BlockTrial, mean_bits
 from edgekit.graphs.block_plan import BlockPlan, plan_blocks
 from edgekit.graphs.block_solve import METHODS, NEED_DATA
 from edgekit.graphs.block_write import Form
-from edgekit.graphs.canonical import Canonical, canonical
+from edgekit.graphs.canonical import canonical
 from edgekit.graphs.companions import copy_companions
 from edgekit.graphs.edit import load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
@@ -107,8 +107,8 @@ class QuantizeInt4:
     def run(self, inputs: Inputs, out: Path, context: Context) -> dict[str, Any]:
         """Quantize `model.onnx`; see `Stage.run`.
 
-        Facts: `coverage`, `findings` and `quantization` (what was tried and chosen, why, bits a weight, and the distance
-        of every output from the original on held-out calibration samples).
+        Facts: `coverage`, `findings` and `quantization` (what was tried and chosen, why, bits a weight, and the
+        distance of every output from the original on held-out calibration samples).
 
         Raises:
             InputError: a quantized or damaged model, or samples with NaN or infinite values (named).
@@ -146,7 +146,8 @@ def _prepare(stage: QuantizeInt4, inputs: Inputs, path: Path, context: Context) 
     form = _form(stage, inputs.dialect)
     source = canonical(path)
     weights = Weights(source.model.graph, source.folder)
-    plan = plan_blocks(weights, skip=stage.skip, tables=stage.embeddings)
+    whole = stage.block if inputs.dialect.int4_whole_blocks else 0
+    plan = plan_blocks(weights, skip=stage.skip, tables=stage.embeddings, whole=whole)
     if not plan.weights:
         raise UnsupportedError(
             "nothing in the model can be stored in 4 bits: no MatMul, Gemm or Gather with a constant matrix"
@@ -190,9 +191,7 @@ def _form(stage: QuantizeInt4, dialect: Dialect) -> Form:
     return wanted
 
 
-def _formats(
-    stage: QuantizeInt4, plan: BlockPlan, dialect: Dialect, form: Form
-) -> dict[tuple[int, str], BlockFormat]:
+def _formats(stage: QuantizeInt4, plan: BlockPlan, dialect: Dialect, form: Form) -> dict[tuple[int, str], BlockFormat]:
     symmetric = dialect.int4_symmetric if stage.symmetric is None else stage.symmetric
     return {
         weight.key: BlockFormat(
@@ -220,7 +219,9 @@ def _samples(stage: QuantizeInt4, inputs: Inputs) -> tuple[Samples | None, list[
         return None, [Finding(severity="warning", node="", rule="unchecked", text=text, remedy="Give --data DIR.")]
     if count >= _FEW:
         return data.calibration, []
-    text = f"only {count} calibration sample{'s' * (count > 1)}: rounding may suit them and not what the device will see"
+    text = (
+        f"only {count} calibration sample{'s' * (count > 1)}: rounding may suit them and not what the device will see"
+    )
     return data.calibration, [
         Finding(severity="warning", node="", rule="few-samples", text=text, remedy="Give 100 or more.")
     ]

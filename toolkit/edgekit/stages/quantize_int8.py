@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import msgspec
+import numpy as np
 
 from edgekit.artifact import MAIN
 from edgekit.data import Samples
 from edgekit.errors import EdgekitError, InputError, UnsupportedError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
-from edgekit.graphs.calibrate import collect
+from edgekit.graphs.calibrate import collect, open_graph, run
 from edgekit.graphs.canonical import Canonical, canonical
 from edgekit.graphs.companions import copy_companions
 from edgekit.graphs.edit import is_standard, load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
+from edgekit.graphs.gemms import join_products, joinable
 from edgekit.graphs.int8_choice import Choice, Job, Wishes, held_out
 from edgekit.graphs.int8_learn import improve
 from edgekit.graphs.int8_plan import Planner
@@ -156,6 +158,9 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
             remedy="Build it with --recipe fp32.",
         )
     samples, findings = _samples(stage, inputs, planner, source, context)
+    source = _joined(source, samples, context)
+    weights = Weights(source.model.graph, source.folder)
+    planner = Planner(source.model, weights, inputs.dialect)
     tensors = [] if isinstance(samples, SeededSamples) else planner.tensors()
     statistics = collect(
         source.model,
@@ -184,6 +189,16 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
         tell=_Counter(context),
     )
     return job, [*source.findings, *findings]
+
+
+def _joined(source: Canonical, samples: Samples, context: Context) -> Canonical:
+    """Turn products with a bias behind them into Gemms where one sample shows that they multiply matrices."""
+    operands = joinable(source.model, source.folder)
+    if operands:
+        session = open_graph(source.model, source.folder, threads=context.threads, extra_outputs=operands)
+        found = run(session, samples.sample(0), sample=samples.ids[0])
+        join_products(source.model, source.folder, {name: np.ndim(found[name]) for name in operands})
+    return source
 
 
 def _samples(

@@ -1,0 +1,51 @@
+"""Rounds the weights of one model, each only once per set of scales."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgekit.graphs.weights import Operand, Weights
+from edgekit.numerics.affine import quantize_weight, rounding_error, weight_scales
+
+Scales = npt.NDArray[np.float32]
+
+_ROWS = 4096  # of a lookup table that are looked at to choose the axis of its scales
+
+
+class Rounder:
+    """Gives the integers and scales of weight operands.
+
+    Attributes:
+        weights: the operands.
+        bits: bits of a weight.
+    """
+
+    def __init__(self, weights: Weights, *, bits: int) -> None:
+        """Start with nothing rounded."""
+        self.weights = weights
+        self.bits = bits
+        self._table_axes: dict[tuple[int, str], int] = {}
+        self._rounded: dict[tuple[Any, ...], npt.NDArray[np.int8]] = {}
+
+    def rounded(self, operand: Operand, scales: Scales, axis: int | None) -> npt.NDArray[np.int8]:
+        """Return a weight's integers for these scales."""
+        key = (operand.key, axis, scales.tobytes())
+        if key not in self._rounded:
+            self._rounded[key] = quantize_weight(self.weights.values(operand), scales, axis, bits=self.bits)
+        return self._rounded[key]
+
+    def table_axis(self, operand: Operand) -> int:
+        """Return the axis of a lookup table along which scales lose least: its rows or its last axis."""
+        if operand.key not in self._table_axes:
+            values = self.weights.values(operand)
+            rows = values[:: max(values.shape[0] // _ROWS, 1)]
+            axes = sorted({0 if operand.axis is None else operand.axis, values.ndim - 1})
+            self._table_axes[operand.key] = min(axes, key=lambda axis: rounding_error(rows, axis, bits=self.bits))
+        return self._table_axes[operand.key]
+
+    def scales(self, operand: Operand, axis: int | None) -> Scales:
+        """Return a weight's own scales, before any bias has a say."""
+        return weight_scales(self.weights.values(operand), axis, bits=self.bits)
