@@ -192,4 +192,3 @@ def replace_constant(model: onnx.ModelProto, name: str, values: npt.NDArray[np.g
 
     found = next(tensor for tensor in model.graph.initializer if tensor.name == name)
     found.CopyFrom(onnx.numpy_helper.from_array(np.ascontiguousarray(values), name))
-
