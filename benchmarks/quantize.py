@@ -9,8 +9,8 @@ MiniLM itself comes from `python -m samples.text.fetch --no-model`, Fashion-MNIS
 - EfficientNet-Lite0 at 96 px: against `quantize_static`, u8 activations, s8 weights per channel, min-max, QDQ.
 - MiniLM-L6, 64 tokens: against `quantize_dynamic`, s8 weights per channel.
 - drop: points of accuracy lost against the float model, with the standard error of the paired difference.
-- latency: ratio to the float model; one process, batch 1, one thread, the float model and the candidates taking turns,
-  median of the rounds' ratios.
+- latency: ratio to the float model; one process, batch 1, one thread, float and candidate alternating, median of the
+  pairs' ratios; blocks of pairs of each candidate take turns.
 - CPU s and peak MB: of a process that only calibrates and quantizes, without its imports and without simplifying.
 """
 
@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from bench_inputs import Floats, Task, effnet, minilm
 
 HERE = Path(__file__).resolve().parent
-WARM_UP = 5
+BLOCK, WARM_UP = 10, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +70,26 @@ def answers(task: Task, path: Path) -> Floats:
     return np.concatenate([task.answer(feed, opened.run(None, feed)[0]) for feed in feeds])
 
 
-def latencies(task: Task, original: Path, candidates: list[Path], rounds: int) -> list[float]:
-    """Return each candidate's median ratio to the original; all take turns, so that all see the same machine."""
-    opened, feed = [session(path) for path in (original, *candidates)], task.evaluation.sample(0)
-    ratios = []
-    for number in range(rounds + WARM_UP):
-        seconds = [0.0] * len(opened)
-        for which in range(len(opened)) if number % 2 else reversed(range(len(opened))):
-            started = time.perf_counter()
-            opened[which].run(None, feed)
-            seconds[which] = time.perf_counter() - started
-        ratios.append([value / seconds[0] for value in seconds[1:]])
-    return [statistics.median(values) for values in zip(*ratios[WARM_UP:], strict=True)]
+def latencies(task: Task, original: Path, candidates: list[Path], pairs: int) -> list[float]:
+    """Return each candidate's median ratio to the original; blocks of pairs take turns, so all see the same machine."""
+    reference, feed = session(original), task.evaluation.sample(0)
+    opened = [session(path) for path in candidates]
+    ratios: list[list[float]] = [[] for _ in opened]
+    for _ in range(-(-pairs // BLOCK)):
+        for candidate, found in zip(opened, ratios, strict=True):
+            found += [_pair(reference, candidate, feed, first=number % 2) for number in range(BLOCK + WARM_UP)][
+                WARM_UP:
+            ]
+    return [statistics.median(found) for found in ratios]
+
+
+def _pair(reference: Any, candidate: Any, feed: Any, *, first: int) -> float:
+    seconds = {}
+    for which in (first, 1 - first):
+        started = time.perf_counter()
+        (reference, candidate)[which].run(None, feed)
+        seconds[which] = time.perf_counter() - started
+    return seconds[1] / seconds[0]
 
 
 def build(task: Task, side: str, out: Path, options: argparse.Namespace, original: Path | None) -> dict[str, Any]:
@@ -161,7 +169,7 @@ def main() -> None:
     parser.add_argument("inputs", type=Path, help="folder of the models and calibration data")
     parser.add_argument("--only", choices=("effnet", "minilm"))
     parser.add_argument("--limit", type=int, help="evaluation rows")
-    parser.add_argument("--pairs", type=int, default=40, help="rounds of timed runs")
+    parser.add_argument("--pairs", type=int, default=40, help="pairs of timed runs")
     parser.add_argument("--recipe", default="int8", help="edgekit's recipe")
     parser.add_argument("--minilm", type=Path, default=HERE.parent / "samples" / "text" / "minilm")
     parser.add_argument("--keep", type=Path, help="folder to leave the quantized models in")
