@@ -77,9 +77,8 @@ def latencies(task: Task, original: Path, candidates: list[Path], pairs: int) ->
     ratios: list[list[float]] = [[] for _ in opened]
     for _ in range(-(-pairs // BLOCK)):
         for candidate, found in zip(opened, ratios, strict=True):
-            found += [_pair(reference, candidate, feed, first=number % 2) for number in range(BLOCK + WARM_UP)][
-                WARM_UP:
-            ]
+            block = [_pair(reference, candidate, feed, first=number % 2) for number in range(BLOCK + WARM_UP)]
+            found.extend(block[WARM_UP:])
     return [statistics.median(found) for found in ratios]
 
 
