@@ -136,3 +136,10 @@ def test_without_data_nothing_changes(tmp_path):
     facts, made = run_stage(Equalize(), model, tmp_path, data=None, dialect=dialect())
     assert facts["equalization"] == []
     assert made.SerializeToString() == model.SerializeToString()
+
+
+def test_a_graph_with_a_conv_gets_no_multiplication(tmp_path):
+    model, rows = kinds.residual_cnn()
+    facts, made = equalized(tmp_path, model, rows)
+    assert facts["equalization"] == []
+    assert made.SerializeToString() == model.SerializeToString()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from edgekit.data import Feed, Samples
 
-MOST_KEPT = 96 << 20
+MOST_KEPT = 48 << 20
 """Bytes of inner tensors that are kept of all samples together; where more are alive, the last ones are used longer."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -14,11 +14,14 @@ from edgekit.events import Finding, Progress
 from edgekit.graphs.calibrate import spread
 from edgekit.graphs.canonical import canonical
 from edgekit.graphs.companions import copy_companions
-from edgekit.graphs.edit import load_model, save_model
+from edgekit.graphs.edit import is_standard, load_model, save_model
 from edgekit.graphs.equalize import Equalizer
 from edgekit.graphs.facts import quantization_of, signature_of
 from edgekit.graphs.saving import copy_model
 from edgekit.stage import Context, Inputs
+
+if TYPE_CHECKING:
+    import onnx
 
 _LEAST = 4
 
@@ -30,7 +33,7 @@ class Equalize:
     Factors are searched by the error of int8 products on calibration samples (SmoothQuant with a searched exponent).
     A layer normalization takes its factors in for nothing; where it feeds others too, or something else makes the
     activation, one multiplication is added if that saves at least 1 % of the error and the runtime quantizes
-    activations at run time. Without data, or in graphs without such products, nothing changes.
+    activations at run time (no graph with a Conv). Without data, or in graphs without such products, nothing changes.
 
     Args:
         samples: calibration samples to use at most.
@@ -67,7 +70,7 @@ class Equalize:
             folder=source.folder,
             samples=data.calibration,
             indices=spread(len(data.calibration), self.samples),
-            insert=inputs.dialect.dynamic_transformers,
+            insert=inputs.dialect.dynamic_transformers and not _convolves(source.model),
             threads=context.threads,
             tell=lambda done, total: context.listen(Progress(label="equalize", done=done, total=total)),
         )
@@ -82,6 +85,11 @@ class Equalize:
         copy_model(path, out / MAIN)
         copy_companions(inputs.folder, out)
         return {"equalization": told, "findings": []}
+
+
+def _convolves(model: onnx.ModelProto) -> bool:
+    """Say whether a model is one whose activations get their grids from calibration: a multiplication costs there."""
+    return any(is_standard(node, "Conv", "ConvTranspose") for node in model.graph.node)
 
 
 def _found(told: list[dict[str, Any]]) -> list[Finding]:
