@@ -18,7 +18,7 @@ test: $(TEST)/.ready lint
 	$(TEST)/bin/python -m pytest -n 2
 
 test-slow: $(TEST)/.ready
-	$(TEST)/bin/python -m pytest -m slow
+	$(TEST)/bin/python -m pytest -n 2 -m slow
 
 lint: $(TEST)/.ready
 	$(TEST)/bin/ruff check

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    from edgekit.cli import run_cli
+    from edgekit.cli import INTERRUPTED, run_cli
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not fit what a terminal can show
-    sys.exit(run_cli(sys.argv[1:]))
+    status = run_cli(sys.argv[1:])
+    if status == INTERRUPTED:
+        # an interrupt inside `exec` (as when a dataclass is made) lets CPython end by the signal whatever is exited with
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 if __name__ == "__main__":
