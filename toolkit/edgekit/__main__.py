@@ -15,7 +15,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not fit what a terminal can show
     status = run_cli(sys.argv[1:])
     if status == INTERRUPTED:
-        # an interrupt inside `exec` (as when a dataclass is made) lets CPython end by the signal whatever is exited with
+        # an interrupt inside `exec` (a dataclass is being made) lets CPython end by the signal, whatever exit is asked
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
