@@ -1,4 +1,4 @@
-"""INT8 side by side: what `edgekit build` makes of a model, and onnxruntime's quantizer at its best, in one run.
+"""INT8 side by side: `edgekit build --recipe int8-learned` and onnxruntime's quantizer at its best, in one run.
 
     python benchmarks/quantize.py INPUTS [--only effnet|minilm] [--limit N] [--pairs N] [--recipe NAME|FILE]
                                   [--minilm DIR] [--keep DIR]
@@ -10,7 +10,7 @@ MiniLM itself comes from `python -m samples.text.fetch --no-model`, Fashion-MNIS
 - MiniLM-L6, 64 tokens: against `quantize_dynamic`, s8 weights per channel.
 - drop: points of accuracy lost against the float model, with the standard error of the paired difference.
 - latency: ratio to the float model; one process, batch 1, one thread, float and candidate alternating, median of the
-  pairs' ratios.
+  pairs' ratios; blocks of pairs of each candidate take turns.
 - CPU s and peak MB: of a process that only calibrates and quantizes, without its imports and without simplifying.
 """
 
@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from bench_inputs import Floats, Task, effnet, minilm
 
 HERE = Path(__file__).resolve().parent
+BLOCK, WARM_UP = 10, 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +70,25 @@ def answers(task: Task, path: Path) -> Floats:
     return np.concatenate([task.answer(feed, opened.run(None, feed)[0]) for feed in feeds])
 
 
-def latency(task: Task, original: Path, candidate: Path, pairs: int) -> float:
-    """Return the median ratio of the candidate's latency to the original's."""
-    both, feed = (session(original), session(candidate)), task.evaluation.sample(0)
-    ratios = []
-    for pair in range(pairs + 5):
-        seconds = {}
-        for which in (0, 1) if pair % 2 else (1, 0):
-            started = time.perf_counter()
-            both[which].run(None, feed)
-            seconds[which] = time.perf_counter() - started
-        ratios.append(seconds[1] / seconds[0])
-    return statistics.median(ratios[5:])
+def latencies(task: Task, original: Path, candidates: list[Path], pairs: int) -> list[float]:
+    """Return each candidate's median ratio to the original; blocks of pairs take turns, so all see the same machine."""
+    reference, feed = session(original), task.evaluation.sample(0)
+    opened = [session(path) for path in candidates]
+    ratios: list[list[float]] = [[] for _ in opened]
+    for _ in range(-(-pairs // BLOCK)):
+        for candidate, found in zip(opened, ratios, strict=True):
+            block = [_pair(reference, candidate, feed, first=number % 2) for number in range(BLOCK + WARM_UP)]
+            found.extend(block[WARM_UP:])
+    return [statistics.median(found) for found in ratios]
+
+
+def _pair(reference: Any, candidate: Any, feed: Any, *, first: int) -> float:
+    seconds = {}
+    for which in (first, 1 - first):
+        started = time.perf_counter()
+        (reference, candidate)[which].run(None, feed)
+        seconds[which] = time.perf_counter() - started
+    return seconds[1] / seconds[0]
 
 
 def build(task: Task, side: str, out: Path, options: argparse.Namespace, original: Path | None) -> dict[str, Any]:
@@ -102,9 +110,7 @@ def build(task: Task, side: str, out: Path, options: argparse.Namespace, origina
     return told
 
 
-def judge(
-    task: Task, name: str, path: Path, float_rows: Floats, original: Path, told: dict[str, Any], pairs: int
-) -> Row:
+def judge(task: Task, name: str, path: Path, float_rows: Floats, told: dict[str, Any], ratio: float) -> Row:
     """Compare a quantized model with the original."""
     rows = answers(task, path)
     right, kept = (task.decide(r) == task.labels for r in (float_rows, rows))
@@ -119,7 +125,7 @@ def judge(
         cosine=float(cosines.mean()),
         sqnr=10 * np.log10(float(np.square(float_rows, dtype=np.float64).sum()) / noise),
         megabytes=path.stat().st_size / 1e6,
-        ratio=latency(task, original, path, pairs),
+        ratio=ratio,
         cpu_seconds=told["cpu_seconds"],
         peak_mb=told["peak_mb"],
     )
@@ -134,9 +140,12 @@ def compare(task: Task, options: argparse.Namespace, folder: Path) -> list[Row]:
     float_rows = answers(task, original)
     accuracy = 100 * float((task.decide(float_rows) == task.labels).mean())
     print(f"\n{task.name}: float {accuracy:.2f} %, {original.stat().st_size / 1e6:.2f} MB, {len(float_rows)} rows")
+    both = {"edgekit": ours, "onnxruntime": theirs}
+    paths = [folder / f"{name}.onnx" for name in both]
+    ratios = latencies(task, original, paths, options.pairs)
     return [
-        judge(task, name, folder / f"{name}.onnx", float_rows, original, told, options.pairs)
-        for name, told in (("edgekit", ours), ("onnxruntime", theirs))
+        judge(task, name, path, float_rows, told, ratio)
+        for (name, told), path, ratio in zip(both.items(), paths, ratios, strict=True)
     ]
 
 
@@ -160,7 +169,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("effnet", "minilm"))
     parser.add_argument("--limit", type=int, help="evaluation rows")
     parser.add_argument("--pairs", type=int, default=40, help="pairs of timed runs")
-    parser.add_argument("--recipe", default="int8", help="edgekit's recipe")
+    parser.add_argument("--recipe", default="int8-learned", help="edgekit's recipe")
     parser.add_argument("--minilm", type=Path, default=HERE.parent / "samples" / "text" / "minilm")
     parser.add_argument("--keep", type=Path, help="folder to leave the quantized models in")
     options = parser.parse_args()

@@ -43,7 +43,10 @@ def edgekit(task: Task, work: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch, Store(Path(scratch)) as store:
         source = ingest(str(task.model), store)
         plan = make_plan(
-            load_recipe(work["recipe"]), profile, exporter, Given(kind=source.kind, data=True, teacher=False)
+            load_recipe(work["recipe"]),
+            profile,
+            exporter,
+            Given(model=str(task.model), kind=source.kind, data=True, teacher=False),
         )
         pipeline = Pipeline(store=store, profile=profile, dialect=exporter.dialect(profile), data=data)
         made = pipeline.capture(plan, source)

@@ -5,6 +5,7 @@ Every durable step of a build (fsync, rename, replace) is counted; the process k
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import signal
@@ -40,7 +41,8 @@ sys.exit(status)
 """
 NEVER = 1_000_000
 NAME = "model-raspberry-pi-5.edgekit"
-RECIPE = '[[stage]]\nuse = "fp16"\n[[stage]]\nuse = "simplify"\n'
+STAGES = ("fp16", "simplify")
+"""Of the longer build; the shorter one has the first only."""
 
 
 class Place:
@@ -100,20 +102,28 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(edgekit, given, tmp_path_factory):
-    recipe = tmp_path_factory.mktemp("recipe") / "quick.toml"
-    recipe.write_text(RECIPE)
-    return lambda root: Place(edgekit, given, root, recipe)
+    def make(root, stages=1):
+        recipe = tmp_path_factory.mktemp("recipe") / "quick.toml"
+        recipe.write_text("".join(f'[[stage]]\nuse = "{stage}"\n' for stage in STAGES[:stages]))
+        return Place(edgekit, given, root, recipe)
+
+    return make
 
 
 @pytest.fixture(scope="module")
 def unbroken(place, tmp_path_factory):
-    """The payload's digest and the number of durable steps of a build that nobody killed."""
-    fresh = place(tmp_path_factory.mktemp("unbroken"))
-    done = fresh.run()
-    assert done.returncode == 0, done.stderr
-    steps = int(done.stderr.rpartition("steps=")[2])
-    assert steps > 30
-    return read_package(fresh.out / NAME).seal.payload, steps
+    """The payload's digest and the number of durable steps of builds that nobody killed, by their stages."""
+
+    @functools.cache
+    def build(stages=1):
+        fresh = place(tmp_path_factory.mktemp("unbroken"), stages)
+        done = fresh.run()
+        assert done.returncode == 0, done.stderr
+        steps = int(done.stderr.rpartition("steps=")[2])
+        assert steps > 30
+        return read_package(fresh.out / NAME).seal.payload, steps
+
+    return build
 
 
 def killed_after(place, root, steps, whole):
@@ -127,14 +137,14 @@ def killed_after(place, root, steps, whole):
 
 @pytest.mark.parametrize("share", [0.3, 0.75, 0.97])
 def test_a_kill_after_a_durable_step_leaves_nothing_half(place, unbroken, tmp_path, share):
-    whole, steps = unbroken
+    whole, steps = unbroken()
     killed_after(place, tmp_path, max(1, round(share * steps)), whole)
 
 
 def test_a_build_that_is_killed_over_and_over_gets_through(place, unbroken, tmp_path):
     """Each start is killed a few steps further on; what was finished is kept, so that it ends at last."""
-    whole, steps = unbroken
-    fresh = place(tmp_path)
+    whole, steps = unbroken(2)
+    fresh = place(tmp_path, 2)
     for _ in range(steps):
         done = fresh.run(max(steps // 5, 10))
         fresh.check_store()
@@ -149,7 +159,7 @@ def test_a_build_that_is_killed_over_and_over_gets_through(place, unbroken, tmp_
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_kill_after_every_durable_step_leaves_nothing_half(place, unbroken, tmp_path):
-    whole, steps = unbroken
+    whole, steps = unbroken()
     for step in range(1, steps + 1):
         killed_after(place, tmp_path / str(step), step, whole)
     done = place(tmp_path / "end").run(steps + 1)
@@ -157,7 +167,7 @@ def test_a_kill_after_every_durable_step_leaves_nothing_half(place, unbroken, tm
 
 
 def killed_at(place, root, seconds, whole):
-    fresh = place(root)
+    fresh = place(root, 2)
     child = fresh.start()
     time.sleep(seconds)
     child.kill()
@@ -169,7 +179,7 @@ def killed_at(place, root, seconds, whole):
 
 def test_a_kill_at_a_random_time_leaves_nothing_half(place, unbroken, tmp_path):
     seconds = random.Random(time.time_ns()).uniform(0.2, 3)
-    killed_at(place, tmp_path, seconds, unbroken[0])
+    killed_at(place, tmp_path, seconds, unbroken(2)[0])
 
 
 @pytest.mark.slow
@@ -177,7 +187,7 @@ def test_a_kill_at_a_random_time_leaves_nothing_half(place, unbroken, tmp_path):
 def test_kills_at_many_random_times_leave_nothing_half(place, unbroken, tmp_path):
     source = random.Random(time.time_ns())
     for number in range(25):
-        killed_at(place, tmp_path / str(number), source.uniform(0.1, 5), unbroken[0])
+        killed_at(place, tmp_path / str(number), source.uniform(0.1, 5), unbroken(2)[0])
 
 
 def test_a_kill_leaves_no_lock_and_another_build_waits_for_none(place, unbroken, tmp_path):
@@ -190,7 +200,7 @@ def test_a_kill_leaves_no_lock_and_another_build_waits_for_none(place, unbroken,
         time.sleep(0.01)
     child.kill()
     child.wait()
-    fresh.check_end(unbroken[0])
+    fresh.check_end(unbroken()[0])
 
 
 def test_the_kill_kills(place, tmp_path):

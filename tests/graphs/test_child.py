@@ -35,10 +35,10 @@ def tasks(tmp_path, monkeypatch):
     """Let the child do the functions above: the table of tasks is replaced in both processes."""
     home = tmp_path / "modules"
     home.mkdir()
-    (home / "kinds.py").write_text(KINDS)
+    (home / "child_tasks.py").write_text(KINDS)
     (home / "wrapped.py").write_text(
-        "import sys, kinds\nfrom edgekit.graphs import probe\n"
-        "probe.TASKS = {name: f'kinds:{name}' for name in vars(kinds) if not name.startswith('_')}\n"
+        "import sys, child_tasks\nfrom edgekit.graphs import probe\n"
+        "probe.TASKS = {name: f'child_tasks:{name}' for name in vars(child_tasks) if not name.startswith('_')}\n"
         "sys.exit(probe.main(sys.argv[1:]))\n"
     )
     real = child.subprocess.Popen

@@ -74,7 +74,7 @@ def test_without_inputs_it_says_how_to_give_them():
     for example in (None, "text", ("text",), {"x": 3}):
         with pytest.raises(InputError) as caught:
             with_inputs(Pair(example), {}, {})
-        assert "shapes = " in caught.value.remedy
+        assert "--shape x=" in caught.value.remedy
 
 
 def test_positional_inputs_are_called_by_position():

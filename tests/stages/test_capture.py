@@ -132,7 +132,7 @@ def test_a_factory_without_inputs_says_how_to_give_them(factory, tmp_path):
     with pytest.raises(InputError, match="nothing says what to feed") as caught:
         run(Capture(), factory, tmp_path / "out")
     assert caught.value.where == "Net"
-    assert "shapes = { x = [1, 3, 224, 224] }" in caught.value.remedy
+    assert "--shape x=1x3x224x224" in caught.value.remedy
 
 
 def test_options_are_json_and_frozen():

@@ -266,6 +266,10 @@ def test_each_dialect_gets_its_own_form(tmp_path):
     assert kinds == {TensorProto.INT4, TensorProto.FLOAT}
     scales = next(t for t in trt.graph.initializer if t.data_type == TensorProto.FLOAT)
     assert (numpy_helper.to_array(scales) > 0).all()
+    with pytest.raises(UnsupportedError, match="depth of 70 is no multiple of the block of 32"):
+        quantize(tmp_path / "uneven", *kinds_int4.product(70, 6), runtime="tensorrt")
+    with pytest.raises(UnsupportedError, match="last dimension is odd"):
+        quantize(tmp_path / "odd", *kinds_int4.product(64, 5), runtime="tensorrt")
     with pytest.raises(UnsupportedError, match="only symmetric"):
         quantize(tmp_path / "asym", model, feeds, runtime="tensorrt", symmetric=False)
     with pytest.raises(UnsupportedError, match="need opset 21; tensorrt reads up to 19"):
@@ -284,7 +288,7 @@ def test_raising_the_opset_keeps_the_meaning_of_older_operators(tmp_path):
 
 def test_profiles_without_4_bits_refuse_the_recipe():
     recipe = load_recipe("int4")
-    given = Given(kind="onnx", data=True, teacher=False)
+    given = Given(kind="onnx", model="model.onnx", data=True, teacher=False)
     for name in ("host", "raspberry-pi-5"):
         profile = load_profile(name)
         make_plan(recipe, profile, load_exporter(profile.runtime), given)
@@ -314,3 +318,28 @@ def test_an_empty_helper_graph_is_unsupported(tmp_path):
     )
     with pytest.raises(UnsupportedError, match="no MatMul, Gemm or Gather"):
         quantize(tmp_path, model, [{"x": np.ones((2, 4), np.float32)}])
+
+
+@pytest.mark.parametrize("kind", ["product", "gemm", "tied"])
+def test_the_real_parser_of_tensorrt_takes_what_is_written(tmp_path, kind):
+    rtx = pytest.importorskip("edgekit_exporters.tensorrt.rtx")
+    if not rtx.is_installed():
+        pytest.skip("tensorrt-rtx is not installed")
+    model, feeds = {
+        "product": lambda: kinds_int4.product(64, 32),
+        "gemm": lambda: kinds_int4.spelled("gemm"),
+        "tied": lambda: kinds_int4.tied(vocabulary=120, width=64),
+    }[kind]()
+    _, made = quantize(tmp_path, model, feeds, runtime="tensorrt", method="rtn")
+    onnx.save(made, tmp_path / "good.onnx")
+    assert not [finding for finding in rtx.check_with_rtx(tmp_path / "good.onnx") if finding.severity != "note"]
+
+
+def test_the_real_parser_refuses_blocks_that_are_cut_off(tmp_path):
+    rtx = pytest.importorskip("edgekit_exporters.tensorrt.rtx")
+    if not rtx.is_installed():
+        pytest.skip("tensorrt-rtx is not installed")
+    _, made = quantize(tmp_path, *kinds_int4.product(70, 6), form="qdq", method="rtn", symmetric=True)
+    onnx.save(made, tmp_path / "bad.onnx")
+    found = rtx.check_with_rtx(tmp_path / "bad.onnx")
+    assert any("whole blocks" in finding.text and finding.severity == "error" for finding in found)

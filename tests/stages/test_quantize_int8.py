@@ -456,3 +456,33 @@ def test_a_sum_in_float64_does_not_make_a_float64_model(tmp_path):
     facts, made = quantize(tmp_path, model, kinds.draws(6, x=(1, 16)))
     assert "to-float32" not in "".join(f["rule"] for f in facts["findings"])
     assert TensorProto.DOUBLE in {t.data_type for t in made.graph.initializer}
+
+
+@pytest.mark.parametrize("name", kinds.BOUNDED)
+def test_learned_rounding_is_as_right_on_every_kind_of_graph(name, tmp_path):
+    make, floor = kinds.BOUNDED[name]
+    model, feeds = make()
+    facts, made = quantize(tmp_path, model, feeds, rounding="learned")
+    assert kinds.worst_db(model, made, feeds) >= floor
+    learned = facts["quantization"]["rounding"]
+    assert learned["kept"] == (learned.get("after_db", 0) > learned.get("before_db", 0)), learned
+
+
+def test_learned_rounding_of_a_cnn_comes_nearer_at_the_same_size_and_kernels(tmp_path):
+    model, feeds = kinds.residual_cnn()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    _, nearest = quantize(tmp_path / "a", model, feeds)
+    facts, learned = quantize(tmp_path / "b", model, feeds, rounding="learned")
+    found = facts["quantization"]["rounding"]
+    assert found["kept"]
+    assert found["products"] == 4
+    assert found["moved"] > 0
+    assert kinds.worst_db(model, learned, feeds) > kinds.worst_db(model, nearest, feeds)
+    assert learned.ByteSize() == nearest.ByteSize()
+    assert [n.op_type for n in learned.graph.node] == [n.op_type for n in nearest.graph.node]
+
+
+def test_an_unknown_rounding_is_refused():
+    with pytest.raises(UsageError, match="unknown rounding 'stochastic'"):
+        QuantizeInt8(rounding="stochastic")

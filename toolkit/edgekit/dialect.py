@@ -30,6 +30,7 @@ class Dialect:
         int4: form of block-wise weights of 4 bits: onnxruntime's `MatMulNBits` and `GatherBlockQuantized`, or standard
             `DequantizeLinear` with blocks (opset 21); `none`: the runtime has no kernels for them.
         int4_symmetric: 4-bit weights must have zero point 0.
+        int4_whole_blocks: blocks must divide a weight's depth, and its last dimension must be even.
         max_opset: highest opset of the default domain that the runtime reads.
         max_ir: highest IR version that the runtime reads.
     """
@@ -51,5 +52,6 @@ class Dialect:
     reduce_range: bool = False
     int4: Literal["matmulnbits", "qdq", "none"] = "qdq"
     int4_symmetric: bool = False
+    int4_whole_blocks: bool = False
     max_opset: int = 21
     max_ir: int = 10

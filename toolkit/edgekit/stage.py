@@ -20,6 +20,7 @@ STAGES = {
     "freeze-shapes": "edgekit.stages.freeze_shapes:FreezeShapes",
     "simplify": "edgekit.stages.simplify:Simplify",
     "fp16": "edgekit.stages.fp16:Fp16",
+    "equalize": "edgekit.stages.equalize:Equalize",
     "quantize-int8": "edgekit.stages.quantize_int8:QuantizeInt8",
     "quantize-int4": "edgekit.stages.quantize_int4:QuantizeInt4",
 }

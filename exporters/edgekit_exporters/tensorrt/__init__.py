@@ -40,6 +40,7 @@ class TensorRTExporter:
             quantize_outputs=False,
             float_weights=("GRU", "RNN"),
             int4_symmetric=True,
+            int4_whole_blocks=True,
             max_opset=profile.graph.max_opset,
             max_ir=profile.graph.max_ir,
         )

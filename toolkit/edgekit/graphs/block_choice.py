@@ -108,9 +108,9 @@ class BlockJob:
                 best = trial
         assert best is not None
         count = len(self.judged)
-        why = (
-            f"its outputs lie nearest to the original's on {count} held-out calibration sample{'s' * (count > 1)}: "
-            + ", ".join(f"{name} {score:.1f} dB" for name, score in scores.items())
+        kind = "held-out calibration sample" if self._count > 1 else "calibration sample (the only one)"
+        why = f"its outputs lie nearest to the original's on {count} {kind}{'s' * (count > 1)}: " + ", ".join(
+            f"{name} {score:.1f} dB" for name, score in scores.items()
         )
         return best, scores, why
 
@@ -180,9 +180,9 @@ class BlockJob:
 
     @property
     def held(self) -> list[int]:
-        """The samples that no statistics are taken of; without enough samples all serve both ends."""
+        """The samples that no statistics are taken of; a single sample serves both ends."""
         if self._count < _HELD_EVERY:
-            return list(range(self._count))
+            return [self._count - 1] if self._count else []
         return list(range(_HELD_EVERY - 1, self._count, _HELD_EVERY))
 
     @property
@@ -204,7 +204,7 @@ class BlockJob:
     @cached_property
     def _grams(self) -> Grams:
         assert self.samples is not None
-        held = set(self.held) if self._count >= _HELD_EVERY else set()
+        held = set(self.held) if self._count > 1 else set()
         return Grams(
             self.source.model,
             self.source.folder,

@@ -69,7 +69,7 @@ class BlockPlan:
     reasons: dict[str, str]
 
 
-def plan_blocks(weights: Weights, *, skip: Sequence[str], tables: bool) -> BlockPlan:
+def plan_blocks(weights: Weights, *, skip: Sequence[str], tables: bool, whole: int = 0) -> BlockPlan:
     """Find the matrices that can be quantized.
 
     A matrix is stored once, so one use that needs it in float keeps it in float for all.
@@ -78,6 +78,7 @@ def plan_blocks(weights: Weights, *, skip: Sequence[str], tables: bool) -> Block
         weights: the weight operands of a graph in canonical form.
         skip: globs of node names or op types to leave float.
         tables: whether tables that are looked up are quantized.
+        whole: block size that must divide the depth of a matrix; 0: none must.
     """
     nodes = {node.name: node for graph in weights.graphs for node in graph.node}
     uses: dict[tuple[int, str], list[Operand]] = {}
@@ -87,6 +88,8 @@ def plan_blocks(weights: Weights, *, skip: Sequence[str], tables: bool) -> Block
     reasons: dict[str, str] = {}
     for operands in uses.values():
         reason, culprit = _refusal(weights, operands, nodes, skip, tables=tables)
+        if not reason and whole:
+            reason = _uneven(_weight(weights, operands, nodes), whole)
         if not reason:
             found.append(_weight(weights, operands, nodes))
             continue
@@ -94,6 +97,14 @@ def plan_blocks(weights: Weights, *, skip: Sequence[str], tables: bool) -> Block
             own = operand.node == culprit or not culprit
             reasons[operand.node] = reason if own else f"its weight is also read by '{culprit}', where {reason}"
     return BlockPlan(weights=tuple(found), reasons=reasons)
+
+
+def _uneven(weight: BlockWeight, block: int) -> str:
+    if weight.depth % block:
+        return f"its depth of {weight.depth} is no multiple of the block of {block}, which the runtime asks for"
+    if (weight.depth if weight.axis == 0 else weight.rows) % 2:
+        return "its last dimension is odd, and the runtime wants 4-bit weights in pairs"
+    return ""
 
 
 def matrix_of(weights: Weights, weight: BlockWeight) -> npt.NDArray[np.float32]:

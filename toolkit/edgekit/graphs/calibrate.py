@@ -12,6 +12,7 @@ import numpy as np
 from edgekit.data import Feed, Samples
 from edgekit.errors import InputError
 from edgekit.graphs.edit import load_model
+from edgekit.graphs.padding import visible
 from edgekit.graphs.sessions import node_in, short
 from edgekit.graphs.storage import tensor_bytes
 from edgekit.numerics.output_distance import OutputDistance
@@ -235,10 +236,15 @@ class Reference:
         return self._kept[index]
 
     def distances(self, session: Any) -> dict[str, OutputDistance]:
-        """Run another graph on the same samples and return the distance of each output."""
+        """Run another graph on the same samples and return the distance of each output.
+
+        Tokens that an `attention_mask` hides do not count.
+        """
         found: dict[str, OutputDistance] = {}
         for index in self.indices:
-            outputs = run(session, self._samples.sample(index), sample=self._samples.ids[index])
+            feed = self._samples.sample(index)
+            outputs = run(session, feed, sample=self._samples.ids[index])
             for name, reference in self.outputs(index).items():
-                found.setdefault(name, OutputDistance()).add(np.asarray(reference), np.asarray(outputs[name]))
+                both = (visible(feed, np.asarray(values)) for values in (reference, outputs[name]))
+                found.setdefault(name, OutputDistance()).add(*both)
         return found

@@ -197,6 +197,10 @@ class Job:
             tell=self.tell,
         )
 
+    def search_on(self, indices: Sequence[int]) -> Search:
+        """Return a search that judges on some samples, with the ranges of all."""
+        return self._search([indices[i] for i in spread(len(indices), MOST_JUDGED)], self.statistics.all())
+
     def final(self, choice: Choice) -> tuple[Trial, Search]:
         """Quantize with the ranges of all samples and leave nodes float until the floor holds."""
         search = self._search(spread(len(self.samples), MOST_JUDGED), self.statistics.all())

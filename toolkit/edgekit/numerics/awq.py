@@ -18,6 +18,7 @@ from edgekit.numerics.gptq import output_error
 
 _POWERS = tuple(step / 20 for step in range(0, 20, 2))
 _WIDEST = 64.0
+_MOST_ROWS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class ChannelScales:
     Attributes:
         factors: `[K]`: columns of the weights are multiplied by them, the input is divided; all ones: no power helps.
         power: the exponent that was chosen.
-        error: summed squared error of the outputs with it, on rounded-to-nearest weights.
+        error: summed squared error of the outputs (of the rows that were looked at), rounded to nearest, with it.
         plain: the same without factors.
     """
 
@@ -38,13 +39,14 @@ class ChannelScales:
 
 
 def search_channel_scales(weights: Sequence[Floats], fmt: BlockFormat, gram: Floats) -> ChannelScales:
-    """Find the factors of the input channels that several layers share.
+    """Find the factors of the input channels that several layers share, on at most 128 evenly spaced rows of each.
 
     Args:
         weights: matrices `[N_i, K]` that read the same input.
         fmt: how they are to be stored.
         gram: `X^T X` of the input, `[K, K]`.
     """
+    weights = [matrix[:: -(-len(matrix) // _MOST_ROWS)] for matrix in weights]
     spread = np.sqrt(np.maximum(np.diagonal(gram).astype(np.float64), 0))
     live = spread[spread > 0]
     ones = np.ones(spread.shape, np.float32)

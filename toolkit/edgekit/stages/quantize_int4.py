@@ -146,7 +146,8 @@ def _prepare(stage: QuantizeInt4, inputs: Inputs, path: Path, context: Context) 
     form = _form(stage, inputs.dialect)
     source = canonical(path)
     weights = Weights(source.model.graph, source.folder)
-    plan = plan_blocks(weights, skip=stage.skip, tables=stage.embeddings)
+    whole = stage.block if inputs.dialect.int4_whole_blocks else 0
+    plan = plan_blocks(weights, skip=stage.skip, tables=stage.embeddings, whole=whole)
     if not plan.weights:
         raise UnsupportedError(
             "nothing in the model can be stored in 4 bits: no MatMul, Gemm or Gather with a constant matrix"

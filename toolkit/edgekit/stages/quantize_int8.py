@@ -20,6 +20,7 @@ from edgekit.graphs.edit import is_standard, load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
 from edgekit.graphs.gemms import join_products, joinable
 from edgekit.graphs.int8_choice import Choice, Job, Wishes, held_out
+from edgekit.graphs.int8_learn import improve
 from edgekit.graphs.int8_plan import Planner
 from edgekit.graphs.int8_search import Search, Trial
 from edgekit.graphs.int8_write import Writer
@@ -31,6 +32,7 @@ from edgekit.graphs.weights import Weights
 from edgekit.numerics.ranges import METHODS
 from edgekit.stage import Context, Inputs
 
+ROUNDINGS = ("nearest", "learned")
 MODES = ("auto", "static", "dynamic", "weights")
 
 _FEW = 20
@@ -49,10 +51,12 @@ class QuantizeInt8:
         floor: lowest signal-to-noise ratio in dB that an output may have on calibration samples; nodes are left float
             until it holds. Good int8 models of deep networks have 15 to 20.
         aim: ratio for which nodes are left float too, as long as 90 % of the products stay integer.
+        rounding: `nearest`, or `learned`: weights and biases follow what each product is fed in the quantized model,
+            and stay so when held-out calibration samples come out nearer to the original.
     """
 
     name: ClassVar[str] = "quantize-int8"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     precision: ClassVar[str] = "w8a8"
@@ -64,12 +68,14 @@ class QuantizeInt8:
     skip: tuple[str, ...] = ()
     floor: float = 10.0
     aim: float = 20.0
+    rounding: Literal["nearest", "learned"] = "nearest"
 
     def __post_init__(self) -> None:
         """Check the options; UsageError for an unknown word."""
         for option, word, known in (
             ("method", self.method, ["auto", *METHODS]),
             ("mode", self.mode, list(MODES)),
+            ("rounding", self.rounding, list(ROUNDINGS)),
         ):
             if word not in known:
                 raise UsageError(f"unknown {option} '{word}'", where=self.name, remedy=did_you_mean(word, known))
@@ -90,7 +96,14 @@ class QuantizeInt8:
         samples = job.samples
         choice = job.choose()
         trial, search = job.final(choice)
-        model = job.writer.write(trial.plan)
+        rounding: dict[str, Any] = {}
+        if self.rounding == "learned":
+            improved = improve(
+                job, trial, search, lambda i, n: context.listen(Progress(label="round", done=i, total=n))
+            )
+            model, trial, rounding = improved.model, improved.trial, {"rounding": improved.facts}
+        else:
+            model = job.writer.write(trial.plan)
         kernels = kernel_findings(model, job.source.folder, trial.plan, job.planner, context.threads)
         save_model(model, out / MAIN, source=job.source.folder)
         _check(out / MAIN)
@@ -107,7 +120,7 @@ class QuantizeInt8:
         result: dict[str, Any] = {
             "coverage": facts,
             "findings": msgspec.to_builtins(findings),
-            "quantization": _summary(choice, trial, search),
+            "quantization": _summary(choice, trial, search) | rounding,
         }
         if signature != inputs.artifact.facts.get("graphs", {}).get(MAIN):
             result["graphs"] = {**inputs.artifact.facts.get("graphs", {}), MAIN: signature}

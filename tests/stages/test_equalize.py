@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import house
+import kinds
+from contract import run_stage
+from edgekit.data import Dataset
+from edgekit.exporter import load_exporter
+from edgekit.profile import Cpu
+from edgekit.stages.equalize import Equalize
+from edgekit.stages.quantize_int8 import QuantizeInt8
+
+WIDTH = 32
+
+
+def dialect(**changes):
+    cpu = Cpu(arch="x86_64", cores=house.sourced(2), features=("avx512_vnni",))
+    found = load_exporter("onnx").dialect(house.profile(runtime="onnx", cpu=cpu))
+    return dataclasses.replace(found, **changes)
+
+
+def data_of(feeds):
+    none = house.MemorySamples([])
+    return Dataset(
+        id="d", calibration=house.MemorySamples(feeds), training=none, evaluation=none,
+        preprocessing={}, labels=(), findings=(),
+    )  # fmt: skip
+
+
+def network(*, residual, transposed=False, mask=False):
+    """Two products behind a LayerNormalization with three outlying channels."""
+    r = np.random.default_rng(0)
+    gamma = np.where(np.arange(WIDTH) < 3, 80, 1).astype(np.float32)
+    rows = np.where(np.arange(WIDTH) < 3, 0.02, 1)[:, None]
+    w1, w2 = ((r.normal(size=(WIDTH, WIDTH)) * rows).astype(np.float32) for _ in range(2))
+    nodes = [
+        helper.make_node("LayerNormalization", ["x", "gamma", "beta"], ["n"], name="norm"),
+        helper.make_node("MatMul", ["n", "w1"], ["a"], name="first"),
+        helper.make_node("MatMul", ["n", "w2"], ["b"], name="second"),
+        helper.make_node("Add", ["a", "b"], ["y" if not residual else "s"], name="sum"),
+    ]
+    if transposed:
+        nodes[1] = helper.make_node("Gemm", ["n", "w1"], ["a"], name="first", transB=1)
+        w1 = np.ascontiguousarray(w1.T)
+    if residual:
+        nodes.append(helper.make_node("Add", ["s", "n"], ["y"], name="residual"))
+    shape = ["batch", WIDTH] if transposed else ["batch", "tokens", WIDTH]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+    if mask:
+        inputs.append(helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["batch", "tokens"]))
+    constants = {"w1": w1, "w2": w2, "gamma": gamma, "beta": r.normal(size=WIDTH).astype(np.float32)}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        inputs,
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def feeds(*shape, count=12):
+    r = np.random.default_rng(1)
+    return [{"x": r.normal(size=shape).astype(np.float32)} for _ in range(count)]
+
+
+def equalized(tmp_path, model, rows, **rules):
+    return run_stage(Equalize(), model, tmp_path, data=data_of(rows), dialect=dialect(**rules))
+
+
+def int8_db(tmp_path, model, rows, original):
+    _, made = run_stage(
+        QuantizeInt8(aim=0.0, floor=0.0, mode="dynamic"), model, tmp_path, data=data_of(rows), dialect=dialect()
+    )
+    return kinds.worst_db(original, made, rows)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_normalization_takes_the_factors_in_and_int8_gains(transposed, tmp_path):
+    model = network(residual=False, transposed=transposed)
+    rows = feeds(7, WIDTH) if transposed else feeds(1, 7, WIDTH)
+    facts, made = equalized(tmp_path, model, rows)
+    assert [item["how"] for item in facts["equalization"]] == ["normalization"]
+    assert [n.op_type for n in made.graph.node] == [n.op_type for n in model.graph.node]
+    assert kinds.worst_db(model, made, rows) > 90
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert int8_db(tmp_path / "a", made, rows, model) > int8_db(tmp_path / "b", model, rows, model) + 6
+
+
+def test_a_normalization_that_feeds_others_gets_one_multiplication_behind_it(tmp_path):
+    model, rows = network(residual=True), feeds(1, 7, WIDTH)
+    facts, made = equalized(tmp_path, model, rows)
+    assert [item["how"] for item in facts["equalization"]] == ["multiplication"]
+    assert [n.op_type for n in made.graph.node].count("Mul") == 1
+    assert kinds.worst_db(model, made, rows) > 90
+    assert any("1 of them by a multiplication" in f["text"] for f in facts["findings"])
+
+
+def test_runtimes_with_grids_from_calibration_get_no_multiplication(tmp_path):
+    facts, made = equalized(tmp_path, network(residual=True), feeds(1, 7, WIDTH), dynamic_transformers=False)
+    assert facts["equalization"] == []
+    assert made.SerializeToString() == network(residual=True).SerializeToString()
+
+
+def test_hidden_tokens_do_not_decide(tmp_path):
+    model, rows = network(residual=True, mask=True), feeds(1, 7, WIDTH)
+    mask = np.array([[1, 1, 1, 0, 0, 0, 0]])
+    seen = [{**row, "attention_mask": mask} for row in rows]
+    other = [{**row, "attention_mask": mask} for row in rows]
+    for row in other:
+        row["x"] = row["x"].copy()
+        row["x"][:, 3:] = row["x"][:, 3:][:, ::-1]  # the same values, so the same grids, in other places
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, second = (
+        equalized(tmp_path / name, model, data)[0]["equalization"] for name, data in (("a", seen), ("b", other))
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize("name", ["residual CNN", "small transformer", "Q23 LSTM and GRU", "Gemm"])
+def test_every_kind_of_graph_computes_the_same(name, tmp_path):
+    model, rows = kinds.BOUNDED[name][0]()
+    _, made = equalized(tmp_path, model, rows)
+    assert kinds.worst_db(model, made, rows) > 90
+
+
+def test_without_data_nothing_changes(tmp_path):
+    model = network(residual=False)
+    facts, made = run_stage(Equalize(), model, tmp_path, data=None, dialect=dialect())
+    assert facts["equalization"] == []
+    assert made.SerializeToString() == model.SerializeToString()
+
+
+def test_a_graph_with_a_conv_gets_no_multiplication(tmp_path):
+    model, rows = kinds.residual_cnn()
+    facts, made = equalized(tmp_path, model, rows)
+    assert facts["equalization"] == []
+    assert made.SerializeToString() == model.SerializeToString()

@@ -1,0 +1,223 @@
+"""Equalization in a graph: factors of input channels move from activations into the weights that read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgekit.graphs.calibrate import Reference, open_graph, run
+from edgekit.graphs.edit import GraphIndex, attribute_of, is_standard, sort_nodes
+from edgekit.graphs.padding import shown
+from edgekit.numerics.equalize import Equalized, Floats, equalize
+
+if TYPE_CHECKING:
+    import onnx
+
+    from edgekit.data import Samples
+
+LEAST_SHARE = 0.01
+"""Share of the whole error that a multiplication must save: each costs a pass over its activation."""
+
+MOST_ROWS = 64
+"""Rows of one sample whose outputs are compared, spread evenly."""
+
+_MATRIX = 2
+_NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A tensor that products with constant weights read.
+
+    Attributes:
+        tensor: its name.
+        readers: the products.
+        norm: the normalization that makes it for these products alone and can take the factors in, or None.
+    """
+
+    tensor: str
+    readers: tuple[onnx.NodeProto, ...]
+    norm: onnx.NodeProto | None
+
+
+def find_sites(model: onnx.ModelProto, folder: Path) -> list[Site]:
+    """Return the activations that MatMul and Gemm read together with a float matrix of their own, in graph order."""
+    index = GraphIndex(model.graph, folder)
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in model.graph.node:
+        if _is_product(node, index):
+            readers.setdefault(node.input[0], []).append(node)
+    return [
+        Site(tensor=name, readers=tuple(nodes), norm=_norm(name, nodes, index))
+        for name, nodes in readers.items()
+        if name not in index.initializers
+    ]
+
+
+def _is_product(node: onnx.NodeProto, index: GraphIndex) -> bool:
+    from onnx import TensorProto
+
+    if not is_standard(node, "MatMul", "Gemm") or node.input[1] not in index.initializers:
+        return False
+    weight = index.initializers[node.input[1]]
+    return (
+        len(weight.dims) == _MATRIX
+        and weight.data_type == TensorProto.FLOAT
+        and len(index.consumers[node.input[1]]) == 1
+        and not attribute_of(node, "transA", 0)
+    )
+
+
+def _norm(name: str, readers: Sequence[onnx.NodeProto], index: GraphIndex) -> onnx.NodeProto | None:
+    maker = index.producers.get(name)
+    if maker is None or maker.op_type not in _NORMS or name in index.outputs:
+        return None
+    own = all(x in index.initializers and len(index.consumers[x]) == 1 for x in maker.input[1:] if x)
+    alone = len(index.consumers[name]) == len(readers)
+    last = attribute_of(maker, "axis", -1) == -1
+    vectors = all(len(index.initializers[x].dims) == 1 for x in maker.input[1:] if x in index.initializers)
+    return maker if own and alone and last and vectors and len(maker.input) > 1 else None
+
+
+def matrix(node: onnx.NodeProto, index: GraphIndex) -> Floats:
+    """Return a product's weight as `[inputs, outputs]`."""
+    values = index.value(node.input[1])
+    assert values is not None
+    return values.T if node.op_type == "Gemm" and attribute_of(node, "transB", 0) else values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equalizer:
+    """Finds and writes the factors of one float graph.
+
+    Attributes:
+        model: the graph, which is changed.
+        folder: where its external data lies.
+        samples: calibration samples.
+        indices: those to use.
+        insert: whether factors that no normalization can take in may become a multiplication.
+        threads: CPU threads.
+        tell: called with sites done and in all.
+    """
+
+    model: onnx.ModelProto
+    folder: Path
+    samples: Samples
+    indices: Sequence[int]
+    insert: bool
+    threads: int = 1
+    tell: Callable[[int, int], None] = lambda _done, _total: None
+
+    def run(self) -> list[dict[str, Any]]:
+        """Change the graph; return a record of every site: `tensor`, `alpha`, `gain_db`, `share`, `how`."""
+        sites = [site for site in find_sites(self.model, self.folder) if site.norm is not None or self.insert]
+        if not sites:
+            return []
+        found = self._search(sites)
+        noises = self._noises(sites)
+        total = sum(noises) or 1.0
+        told = []
+        for site, factors, noise in zip(sites, found, noises, strict=True):
+            ratio = factors.error / factors.plain if factors.plain > 0 else 1.0
+            saved = noise * (1 - ratio) / total
+            how = ""
+            if factors.alpha and (site.norm is not None or saved >= LEAST_SHARE):
+                how = "normalization" if site.norm is not None else "multiplication"
+                self._write(site, factors.factors)
+            gain = -10 * float(np.log10(max(ratio, 1e-12)))
+            told.append(
+                {
+                    "tensor": site.tensor,
+                    "alpha": factors.alpha,
+                    "gain_db": round(gain, 2),
+                    "share": round(noise / total, 4),
+                    "how": how,
+                }
+            )
+        sort_nodes(self.model.graph)
+        return told
+
+    def _search(self, sites: Sequence[Site]) -> list[Equalized]:
+        index = GraphIndex(self.model.graph, self.folder)
+        found = []
+        for number, site in enumerate(sites):
+            self.tell(number, len(sites))
+            session = open_graph(self.model, self.folder, threads=self.threads, extra_outputs=[site.tensor])
+            inputs, judged = [], []
+            for i in self.indices:
+                feed = self.samples.sample(i)
+                x = np.asarray(run(session, feed, sample=self.samples.ids[i])[site.tensor], np.float32)
+                if not x.size:
+                    continue
+                mask = shown(feed, x.shape)
+                inputs.append(x.reshape(-1, x.shape[-1]))
+                rows = np.arange(len(inputs[-1])) if mask is None else np.flatnonzero(mask)
+                judged.append(rows[:: -(-len(rows) // MOST_ROWS)])
+            found.append(equalize(inputs, [matrix(node, index) for node in site.readers], judged=judged))
+        return found
+
+    def _noises(self, sites: Sequence[Site]) -> list[float]:
+        """Return the relative error of the worst output when one site alone is put on a grid at run time."""
+        reference = Reference(
+            open_graph(self.model, self.folder, threads=self.threads), self.samples, list(self.indices)
+        )
+        found = []
+        for site in sites:
+            session = open_graph(_with_grid(self.model, site), self.folder, threads=self.threads)
+            distances = reference.distances(session).values()
+            found.append(max((d.noise / d.signal for d in distances if d.signal > 0), default=0.0))
+        return found
+
+    def _write(self, site: Site, factors: Floats) -> None:
+        from onnx import helper
+
+        index = GraphIndex(self.model.graph, self.folder)
+        for node in site.readers:
+            scaled = matrix(node, index) * factors[:, None]
+            transposed = node.op_type == "Gemm" and attribute_of(node, "transB", 0)
+            self._set(index, node.input[1], scaled.T if transposed else scaled)
+        if site.norm is not None:
+            for name in filter(None, site.norm.input[1:]):
+                values = index.value(name)
+                assert values is not None
+                self._set(index, name, values / factors)
+            return
+        name = index.fresh_name(site.tensor + "_equalized")
+        weights = index.fresh_name(name + "_by")
+        self.model.graph.initializer.append(_tensor(1 / factors, weights))
+        self.model.graph.node.append(helper.make_node("Mul", [site.tensor, weights], [name], name=name))
+        for node in site.readers:
+            node.input[0] = name
+
+    def _set(self, index: GraphIndex, name: str, values: npt.NDArray[np.floating]) -> None:
+        index.initializers[name].CopyFrom(_tensor(values, name))
+
+
+def _tensor(values: npt.NDArray[np.floating], name: str) -> onnx.TensorProto:
+    import onnx
+
+    return onnx.numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name)
+
+
+def _with_grid(model: onnx.ModelProto, site: Site) -> onnx.ModelProto:
+    """Return the graph with one tensor on a grid of its own range, for its products alone."""
+    from onnx import helper
+
+    made = type(model)()
+    made.CopyFrom(model)
+    integers = GraphIndex(made.graph).fresh_name(site.tensor + "_on_grid")
+    outputs = [integers, integers + "_scale", integers + "_zero_point"]
+    result = integers + "_float"
+    names = {node.name for node in site.readers}
+    for node in made.graph.node:
+        if node.name in names and node.input[0] == site.tensor:
+            node.input[0] = result
+    made.graph.node.append(helper.make_node("DynamicQuantizeLinear", [site.tensor], outputs))
+    made.graph.node.append(helper.make_node("DequantizeLinear", outputs, [result]))
+    sort_nodes(made.graph)
+    return made

@@ -1,0 +1,80 @@
+"""Learned rounding as the last step of int8 quantization: kept only when held-out samples come closer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edgekit.graphs.calibrate import open_graph
+from edgekit.graphs.int8_choice import Job, held_out
+from edgekit.graphs.int8_search import Search, Trial
+from edgekit.graphs.learned_rounding import Rounder
+
+if TYPE_CHECKING:
+    import onnx
+
+LEAST_SAMPLES = 10
+"""Calibration samples from which rounding is learned: fewer say too little about inputs to come."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Improved:
+    """A written plan after learned rounding.
+
+    Attributes:
+        model: the better of both models.
+        trial: its plan and distances.
+        facts: `kept`, `why`, `before_db` and `after_db` (lowest ratio of an output on held-out samples), `products`
+            and `moved` (integers that are not the nearest).
+    """
+
+    model: onnx.ModelProto
+    trial: Trial
+    facts: dict[str, Any]
+
+
+def improve(job: Job, trial: Trial, search: Search, tell: Callable[[int, int], None]) -> Improved:
+    """Write a trial's plan with nearest and with learned rounding, and keep what lies nearer to the original."""
+    model = job.writer.write(trial.plan)
+    held = sorted(held_out(len(job.samples)))
+    if job.seeded or len(job.samples) < LEAST_SAMPLES:
+        why = f"needs {LEAST_SAMPLES} calibration samples or more"
+        return Improved(model=model, trial=trial, facts={"kept": False, "why": why})
+    learned = type(model).FromString(model.SerializeToString())
+    rounder = Rounder(
+        source=job.source.model,
+        folder=job.source.folder,
+        quantized=learned,
+        samples=job.samples,
+        fit=[index for index in range(len(job.samples)) if index not in held],
+        held=held,
+        bits=7 if job.planner.dialect.reduce_range else 8,
+        threads=job.threads,
+        tell=tell,
+    )
+    found = rounder.learn()
+    if not found:
+        return Improved(model=model, trial=trial, facts={"kept": False, "why": "no product on int8 weights"})
+    judge = job.search_on(held)
+    before, after = (
+        Trial(plan=trial.plan, distances=judge.reference.distances(_opened(job, candidate)))
+        for candidate in (model, learned)
+    )
+    kept = after.score > before.score and len(after.faults(0.0)) <= len(before.faults(0.0))
+    facts = {
+        "kept": kept,
+        "why": "nearer to the original on held-out samples" if kept else "not nearer on held-out samples",
+        "before_db": round(before.score, 2),
+        "after_db": round(after.score, 2),
+        "products": len(found),
+        "moved": sum(item.moved for item in found),
+    }
+    if not kept:
+        return Improved(model=model, trial=trial, facts=facts)
+    distances = search.reference.distances(_opened(job, learned))
+    return Improved(model=learned, trial=Trial(plan=trial.plan, distances=distances), facts=facts)
+
+
+def _opened(job: Job, model: onnx.ModelProto) -> Any:
+    return open_graph(model, job.source.folder, threads=job.threads)

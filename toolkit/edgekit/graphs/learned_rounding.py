@@ -1,0 +1,167 @@
+"""Learned rounding of a quantized graph: product by product, each fed with what the products before it now give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgekit.graphs.padding import shown
+from edgekit.graphs.products import (
+    Product,
+    as_rows,
+    constant,
+    find_products,
+    from_rows,
+    input_columns,
+    output_columns,
+    replace_constant,
+)
+from edgekit.graphs.stepping import Stepper
+from edgekit.numerics.affine import quantize_bias
+from edgekit.numerics.equalize import at_run_time
+from edgekit.numerics.rounding import Moments, round_layer
+
+if TYPE_CHECKING:
+    import onnx
+
+    from edgekit.data import Samples
+
+MOST_COLUMNS = 512
+"""Columns of one sample that enter the moments of a layer, spread evenly."""
+
+LARGEST = 2048
+"""Inputs of one output above which a product's weights stay as they are: the moments grow with the square."""
+
+_BIAS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What one product gained.
+
+    Attributes:
+        node: its name.
+        before: squared output error on held-out samples, relative to the output, before.
+        after: the same after.
+        moved: integers that changed.
+    """
+
+    node: str
+    before: float
+    after: float
+    moved: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounder:
+    """Learns the rounding of one quantized graph.
+
+    Attributes:
+        source: the float graph.
+        folder: where its external data lies.
+        quantized: the quantized graph, which is changed.
+        samples: calibration samples.
+        fit: those to learn from.
+        held: those to choose by.
+        bits: of the weights, sign included.
+        threads: CPU threads.
+        tell: called with products done and in all.
+    """
+
+    source: onnx.ModelProto
+    folder: Path
+    quantized: onnx.ModelProto
+    samples: Samples
+    fit: Sequence[int]
+    held: Sequence[int]
+    bits: int = 8
+    threads: int = 1
+    tell: Callable[[int, int], None] = lambda _done, _total: None
+
+    def learn(self) -> list[Learned]:
+        """Round every product in graph order; return what each gained."""
+        products = [product for product in find_products(self.source, self.quantized) if self._suits(product)]
+        indices = [*self.fit, *self.held]
+        original, candidate = (
+            Stepper(model, self.folder, self.samples, indices, threads=self.threads)
+            for model in (self.source, self.quantized)
+        )
+        found = []
+        for number, product in enumerate(products):
+            self.tell(number, len(products))
+            candidate.keep(product.read)
+            found.append(self._one(product, original, candidate))
+            original.keep(product.node.output[0])
+        return found
+
+    def _suits(self, product: Product) -> bool:
+        return bool(as_rows(constant(self.quantized, product.weight), product.node).shape[2] <= LARGEST)
+
+    def _one(self, product: Product, original: Stepper, candidate: Stepper) -> Learned:
+        """Round one product; what cannot be counted (infinite values) stays as it is."""
+        node = product.node
+        stored = constant(self.quantized, product.weight)
+        nearest = as_rows(stored, node).astype(np.int8)
+        floats = as_rows(constant(self.source, node.input[1], self.folder), node).astype(np.float32)
+        scales = np.broadcast_to(
+            constant(self.quantized, product.scale).astype(np.float32).ravel(), (nearest.shape[0] * nearest.shape[1],)
+        ).reshape(nearest.shape[:2])
+        kernel = stored.shape[2:] if node.op_type == "Conv" else ()
+        fit, held = self._moments(product, original, candidate, nearest.shape, kernel)
+        if not (fit.finite and held.finite and fit.count and held.count):
+            return Learned(node=node.name, before=0.0, after=0.0, moved=0)
+        found = round_layer(
+            floats, nearest, scales, fit, held, free_bias=bool(product.bias), most=2 ** (self.bits - 1) - 1
+        )
+        replace_constant(self.quantized, product.weight, from_rows(found.values, node, stored.shape))
+        if product.bias:
+            steps = constant(self.quantized, product.bias_scale).astype(np.float32)
+            bias = fit.plus(held).best_bias(found.values * scales[:, :, None])
+            replace_constant(self.quantized, product.bias, quantize_bias(bias.ravel(), steps))
+        power = max(float((held.centered() if product.bias else held).yy.sum()), 1e-30)
+        return Learned(
+            node=node.name,
+            before=found.before / power,
+            after=found.after / power,
+            moved=int(np.count_nonzero(found.values != nearest)),
+        )
+
+    def _moments(
+        self,
+        product: Product,
+        original: Stepper,
+        candidate: Stepper,
+        shape: tuple[int, ...],
+        kernel: tuple[int, ...],
+    ) -> tuple[Moments, Moments]:
+        node, fixed, held = product.node, self._fixed_bias(product), set(self.held)
+        both = (Moments.empty(*shape), Moments.empty(*shape))
+        pairs = zip(original.values(node.output[0]), candidate.values(product.read), strict=True)
+        for (index, y), (_, read) in pairs:
+            x = at_run_time(read) if product.dynamic else read
+            left, right = input_columns(x, node, kernel), output_columns(y - _along(fixed, y, node), node)
+            mask = shown(self.samples.sample(index), x.shape) if node.op_type != "Conv" else None
+            if mask is not None:
+                left, right = left[:, :, mask.ravel()], right[:, :, mask.ravel()]
+            step = (left.shape[2] // MOST_COLUMNS) | 1
+            start = index % step
+            both[index in held].add(left[:, :, start::step], right[:, :, start::step])
+        return both
+
+    def _fixed_bias(self, product: Product) -> npt.NDArray[Any] | None:
+        """Return the float bias that stays as it is, or None."""
+        node = product.node
+        if product.bias or len(node.input) <= _BIAS or not node.input[_BIAS]:
+            return None
+        return constant(self.source, node.input[_BIAS], self.folder)
+
+
+def _along(bias: npt.NDArray[Any] | None, y: npt.NDArray[Any], node: onnx.NodeProto) -> npt.NDArray[Any] | np.float32:
+    if bias is None:
+        return np.float32(0)
+    return bias.reshape(1, -1, *[1] * (y.ndim - 2)) if node.op_type == "Conv" else bias

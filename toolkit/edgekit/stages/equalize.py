@@ -1,0 +1,99 @@
+"""Equalization before int8: channels of activations come closer to each other, in float nothing changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from edgekit.artifact import MAIN
+from edgekit.errors import EdgekitError
+from edgekit.events import Finding, Progress
+from edgekit.graphs.calibrate import spread
+from edgekit.graphs.canonical import canonical
+from edgekit.graphs.companions import copy_companions
+from edgekit.graphs.edit import is_standard, load_model, save_model
+from edgekit.graphs.equalize import Equalizer
+from edgekit.graphs.facts import quantization_of, signature_of
+from edgekit.graphs.saving import copy_model
+from edgekit.stage import Context, Inputs
+
+if TYPE_CHECKING:
+    import onnx
+
+_LEAST = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equalize:
+    """Move what differs between input channels of MatMul and Gemm from the activations into the weights.
+
+    Factors are searched by the error of int8 products on calibration samples (SmoothQuant with a searched exponent).
+    A layer normalization takes its factors in for nothing; where it feeds others too, or something else makes the
+    activation, one multiplication is added if that saves at least 1 % of the error and the runtime quantizes
+    activations at run time (no graph with a Conv). Without data, or in graphs without such products, nothing changes.
+
+    Args:
+        samples: calibration samples to use at most.
+    """
+
+    name: ClassVar[str] = "equalize"
+    revision: ClassVar[int] = 1
+    takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
+    makes: ClassVar[str] = "onnx"
+    needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
+    libraries: ClassVar[tuple[str, ...]] = ("numpy", "onnx", "onnxruntime")
+
+    samples: int = 16
+
+    def run(self, inputs: Inputs, out: Path, context: Context) -> dict[str, Any]:
+        """Equalize `model.onnx`; see `Stage.run`.
+
+        Facts: `equalization`: a record of every activation: `tensor`, `alpha`, `gain_db` (of its products), `share`
+        (of the whole error), `how` (`normalization`, `multiplication`, or empty: left alone).
+
+        Raises:
+            InputError: a sample does not run; names it.
+        """
+        if inputs.dialect is None:
+            raise EdgekitError("equalize was run without a dialect")
+        path, data = inputs.folder / MAIN, inputs.data
+        if data is None or len(data.calibration) < _LEAST or quantization_of(load_model(path)):
+            return self._unchanged(path, out, inputs, [])
+        source = canonical(path)
+        if signature_of(source.model) != signature_of(load_model(path)):
+            return self._unchanged(path, out, inputs, [])  # other floats: quantization converts them itself
+        equalizer = Equalizer(
+            model=source.model,
+            folder=source.folder,
+            samples=data.calibration,
+            indices=spread(len(data.calibration), self.samples),
+            insert=inputs.dialect.dynamic_transformers and not _convolves(source.model),
+            threads=context.threads,
+            tell=lambda done, total: context.listen(Progress(label="equalize", done=done, total=total)),
+        )
+        told = equalizer.run()
+        if not any(item["how"] for item in told):
+            return self._unchanged(path, out, inputs, told)
+        save_model(source.model, out / MAIN, source=source.folder)
+        copy_companions(inputs.folder, out)
+        return {"equalization": told, "findings": msgspec.to_builtins(_found(told))}
+
+    def _unchanged(self, path: Path, out: Path, inputs: Inputs, told: list[dict[str, Any]]) -> dict[str, Any]:
+        copy_model(path, out / MAIN)
+        copy_companions(inputs.folder, out)
+        return {"equalization": told, "findings": []}
+
+
+def _convolves(model: onnx.ModelProto) -> bool:
+    """Say whether a model is one whose activations get their grids from calibration: a multiplication costs there."""
+    return any(is_standard(node, "Conv", "ConvTranspose") for node in model.graph.node)
+
+
+def _found(told: list[dict[str, Any]]) -> list[Finding]:
+    changed = [item for item in told if item["how"]]
+    added = sum(item["how"] == "multiplication" for item in changed)
+    text = f"channels of {len(changed)} activations were equalized, {added} of them by a multiplication that was added"
+    return [Finding(severity="note", node="", rule="equalized", text=text, remedy="")]
