@@ -140,7 +140,7 @@ def given(tmp_path_factory) -> Given:
 @pytest.fixture(scope="session")
 def package(edgekit, given) -> Path:
     """A package of the linear classifier in int8, built once."""
-    out = given.folder / "built"
+    out = given.folder / "packed-once"
     ran = edgekit.build(given.model, "--data", given.data(), "--max-drop", "1%", "--out", out)
     assert ran.status == 0, ran.err
     return Path(ran.json["package"])

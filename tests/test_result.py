@@ -151,9 +151,9 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("what", COMMANDS)
-def test_what_the_commands_print_keeps_the_schema(validator, edgekit, given, package, what):
+def test_what_the_commands_print_keeps_the_schema(validator, edgekit, given, package, what, tmp_path):
     status, words = COMMANDS[what]
-    build = ["build", given.model, "--profile", "raspberry-pi-5", "--data", given.data(), "--out", package.parent]
+    build = ["build", given.model, "--profile", "raspberry-pi-5", "--data", given.data(), "--out", tmp_path]
     arguments = [
         part
         for word in words

@@ -80,7 +80,7 @@ def twins(edgekit, given, tmp_path_factory):
     found = []
     for name in ("one", "two"):
         root = tmp_path_factory.mktemp(name)
-        shutil.copytree(given.folder, root / "inputs", ignore=shutil.ignore_patterns("built", "fifty"))
+        shutil.copytree(given.folder, root / "inputs", ignore=shutil.ignore_patterns("packed-once", "fifty"))
         data = root / "inputs" / given.data().name
         ran = edgekit.build(
             *(root / "inputs" / "model.onnx", "--data", data, "--max-drop", "1%", "--out", root / "out"),
