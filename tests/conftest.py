@@ -9,7 +9,7 @@ import pytest
 
 pytest_plugins = ["sshd", "command"]
 
-PROGRAMS = {"openssh-server": "sshd"}
+PROGRAMS = {"busybox": "busybox", "openssh-server": "sshd"}
 """Package of tests/system-packages.txt -> a program that it brings."""
 SYSTEM_PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 

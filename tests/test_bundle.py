@@ -3,7 +3,6 @@ import hashlib
 import io
 import os
 import random
-import shutil
 import signal
 import stat
 import subprocess
@@ -74,10 +73,14 @@ def test_python_tarfile_reads_it(tmp_path):
         assert {(info.mode, info.uid, info.mtime) for info in archive} == {(0o644, 0, 315532800)}
 
 
-@pytest.mark.parametrize("tool", [["tar", "xf"], ["busybox", "tar", "xf"]], ids=["gnu", "busybox"])
+@pytest.mark.parametrize(
+    "tool",
+    [
+        pytest.param(["tar", "xf"], id="gnu"),
+        pytest.param(["busybox", "tar", "xf"], id="busybox", marks=pytest.mark.system("busybox")),
+    ],
+)
 def test_tar_extracts_it(tmp_path, tool):
-    if not shutil.which(tool[0]):
-        pytest.skip(f"{tool[0]} is not installed")
     path, contents = sample(tmp_path)
     out = tmp_path / "out"
     out.mkdir()
