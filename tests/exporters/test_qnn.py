@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import onnx
 import pytest
 from onnx import TensorProto
@@ -26,6 +27,15 @@ def test_a_dynamic_batch_is_fixed_and_other_open_shapes_are_refused(tmp_path):
     assert found.rule == "qnn-dynamic-shape"
     assert "fixed shapes" in found.text
     assert "--shape" in found.remedy
+
+
+def test_a_range_of_shapes_is_no_fixed_shape(tmp_path):
+    artifact = onnx_artifact(kinds.residual_cnn()[0], tmp_path / "in")
+    ranges = {"x": {"min": [1, 3, 16, 16], "opt": [4, 3, 16, 16], "max": [8, 3, 16, 16]}}
+    artifact = msgspec.structs.replace(artifact, facts=artifact.facts | {"shape_ranges": ranges})
+    (found,) = [f for f in EXPORTER.lint(artifact, tmp_path / "in", PHONE) if f.severity == "error"]
+    assert found.rule == "qnn-dynamic-shape"
+    assert found.remedy.endswith("--shape x=8x3x16x16")
 
 
 def test_that_nothing_was_compiled_is_said(tmp_path):

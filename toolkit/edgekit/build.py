@@ -228,10 +228,10 @@ def _check_given(metric: str | None, place: str | None, key: str | None, out: Pa
 
 def _refuse_early(reference: Artifact, folder: Path, exporter: Exporter, profile: Profile) -> None:
     """Raise before any stage runs when the runtime refuses what no stage mends: the inputs' open shapes, the opset."""
-    from edgekit.graphs.rules import open_inputs
+    from edgekit.graphs.rules import unfit_inputs
 
     opset = reference.facts.get("opset")  # the stage capture has looked at the opset itself
-    if open_inputs(reference) or (isinstance(opset, int) and opset > profile.graph.max_opset):
+    if unfit_inputs(reference, profile) or (isinstance(opset, int) and opset > profile.graph.max_opset):
         hopeless = ("-dynamic-shape", "-opset")
         found = [f for f in exporter.lint(reference, folder, profile) if f.rule.endswith(hopeless)]
         _refuse(found, profile, allow_fallback=False)

@@ -135,7 +135,7 @@ def inspect_model(
         findings += load_exporter(profile.runtime).lint(artifact, folder, profile)
     return {
         "artifact": artifact.id,
-        "facts": {key: artifact.facts[key] for key in _KNOWN if key in artifact.facts},
+        "facts": {key: artifact.facts[key] for key in _KNOWN if artifact.facts.get(key) not in (None, [])},
         "graphs": graphs,
         "profile": None if profile is None else profile.name,
         "findings": msgspec.to_builtins(grouped(findings)),

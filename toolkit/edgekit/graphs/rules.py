@@ -15,7 +15,9 @@ from edgekit.profile import Profile
 if TYPE_CHECKING:
     import onnx
 
-_SHAPE_REMEDY = "Fix the shapes or give a range with --shape NAME=MIN/OPT/MAX, e.g. {example}"
+_RANGE_REMEDY = "Fix the shapes or give a range with --shape NAME=MIN/OPT/MAX, e.g. {example}"
+_FIXED_REMEDY = "Fix the shapes with --shape NAME=SHAPE, e.g. {example}"
+_BATCHES, _PICTURES, _SEQUENCES = (1, 8, 32), (32, 224, 512), (1, 32, 128)
 
 
 class Subject:
@@ -141,18 +143,29 @@ def only_batch(specs: Iterable[TensorSpec]) -> bool:
     return not names and len({spec.shape[0] for spec in specs}) == 1
 
 
+def unfit_inputs(artifact: Artifact, profile: Profile) -> dict[str, TensorSpec]:
+    """Return the inputs whose shapes a device does not take: open ones; where shapes must be fixed, ranges too."""
+    if profile.graph.dynamic_shapes:
+        return open_inputs(artifact)
+    return {spec.name: spec for spec in artifact.specs("inputs") if _axes(spec)}
+
+
 def shape_findings(subject: Subject, what: str) -> list[Finding]:
-    """Refuse dynamic inputs without a range: one finding that lists them all. A lone dynamic batch is built for 1."""
-    specs = open_inputs(subject.artifact)
+    """Refuse inputs of shapes that the device does not take: one finding that lists them all.
+
+    A lone dynamic batch for which no range was given is built for 1.
+    """
+    specs = unfit_inputs(subject.artifact, subject.profile)
     if not specs:
         return []
+    ranges, lone = subject.profile.graph.dynamic_shapes, only_batch(specs.values())
     listed = ", ".join(f"{name}[{','.join(_axes(spec))}]" for name, spec in specs.items())
-    example = "--shape " + " --shape ".join(f"{name}={_example(spec)}" for name, spec in specs.items())
-    if only_batch(specs.values()):
+    example = " ".join(f"--shape {name}={_example(spec, lone=lone, ranges=ranges)}" for name, spec in specs.items())
+    if lone and open_inputs(subject.artifact):
         text = f"the batch of {listed} is dynamic: it is built for batch 1"
         return [subject.finding("note", "batch-1", next(iter(specs)), text, "For other sizes: " + example)]
     text = f"dynamic inputs {listed}: {what}"
-    remedy = _SHAPE_REMEDY.format(example=example)
+    remedy = (_RANGE_REMEDY if ranges else _FIXED_REMEDY).format(example=example)
     return [subject.finding("error", "dynamic-shape", next(iter(specs)), text, remedy)]
 
 
@@ -160,11 +173,16 @@ def _axes(spec: TensorSpec) -> list[str]:
     return [dim for dim in spec.shape if isinstance(dim, str)]
 
 
-def _example(spec: TensorSpec) -> str:
-    def sizes(free: int) -> str:
-        return "x".join(str(dim if isinstance(dim, int) else free) for dim in spec.shape)
+def _example(spec: TensorSpec, *, lone: bool, ranges: bool) -> str:
+    """Write a shape as an example: pictures of 224 pixels, sequences of 32 steps; batches where they alone are open."""
+    usual = _BATCHES if lone else _PICTURES if len(spec.shape) == len("NCHW") else _SEQUENCES
 
-    return f"{sizes(1)}/{sizes(8)}/{sizes(32)}"
+    def sizes(free: int) -> str:
+        batch = free if lone else 1
+        return "x".join(str(d if isinstance(d, int) else free if axis else batch) for axis, d in enumerate(spec.shape))
+
+    shown = dict.fromkeys(sizes(free) for free in usual)
+    return "/".join(shown) if ranges else sizes(usual[1])
 
 
 def build_shapes(artifact: Artifact) -> dict[str, list[list[int]]]:
