@@ -211,6 +211,12 @@ def test_axes_are_fixed_or_named(tmp_path):
     assert signature["outputs"][0]["shape"] == ["y_dim0", 3]
 
 
+def test_axes_of_unknown_size_are_not_one_axis(tmp_path):
+    made = model([node("Relu", ["x"], ["y"])], [value("x", ["?", 3, "?", "?"])], [value("y", ["?", 3, "?", "?"])])
+    facts, _ = take_in(made, tmp_path)
+    assert facts["graphs"]["model.onnx"]["inputs"][0]["shape"] == ["x_dim0", 3, "x_dim2", "x_dim3"]
+
+
 def test_an_output_without_rank_gets_the_inferred_one(tmp_path):
     vague = linear()
     vague.graph.output[0].type.tensor_type.ClearField("shape")

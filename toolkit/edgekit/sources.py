@@ -14,7 +14,7 @@ from edgekit.data.faults import printable
 from edgekit.errors import InputError, UsageError
 from edgekit.store import Store
 
-REVISION = 1
+REVISION = 2
 """Raise it when the same files give another Artifact#0."""
 
 _LICENCES = ("LICENSE*", "LICENCE*", "README.md")

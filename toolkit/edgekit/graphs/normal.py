@@ -72,7 +72,8 @@ def settle_dims(graph: onnx.GraphProto) -> None:
     """Make every axis of inputs and outputs fixed or named.
 
     Axes named by digits (`"224"`) are fixed; negative sizes are dynamic; a dynamic axis without a name is called
-    `TENSOR_dimN`.
+    `TENSOR_dimN`. So is one whose name has no letter or digit: `?` says that a size is not known, not that two are
+    the same.
 
     Raises:
         InputError: an input has no shape at all.
@@ -96,6 +97,8 @@ def settle_dims(graph: onnx.GraphProto) -> None:
                 dim.dim_value = int(dim.dim_param)
             elif dim.HasField("dim_value") and dim.dim_value < 0:
                 dim.ClearField("dim_value")
+            elif dim.dim_param and not any(letter.isalnum() for letter in dim.dim_param):
+                dim.ClearField("dim_param")
             if not dim.HasField("dim_value") and not dim.dim_param:
                 dim.dim_param = _free(f"{value.name}_dim{axis}", taken)
 
