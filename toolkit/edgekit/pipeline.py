@@ -233,9 +233,11 @@ class Pipeline:
         coverage = facts.get("coverage")
         if not coverage or self.allow_partial or coverage["weights"] >= LEAST_COVERAGE:
             return
-        left = ", ".join(coverage.get("left_float", [])[:5])
+        left = coverage.get("left_float", [])
+        told = (found["text"] for found in facts.get("findings", ()) if found["node"] in left)
+        why = next(told, f"left float: {', '.join(left[:5])}")
         raise UnsupportedError(
-            f"only {coverage['weights']:.0%} of the weights got {coverage['precision']}; left float: {left}",
+            f"only {coverage['weights']:.0%} of the weights got {coverage['precision']}; {why}",
             where=f"stage {stage.name}",
             remedy="Accept it with --allow-partial, or choose another recipe.",
         )
