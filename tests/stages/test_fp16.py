@@ -304,3 +304,17 @@ def test_what_cannot_be_half_stays_float32_and_the_rest_does_not(name, tmp_path)
     assert kinds.worst_db(model, made, feeds) >= 45
     assert facts["coverage"]["weights"] == facts["coverage"]["macs"] == 1.0
     assert {stays} - {""} <= set(kept(facts))
+
+
+def test_a_scan_of_opset_8_is_refused_for_what_it_is(tmp_path):
+    body = helper.make_graph(
+        [kinds.node("Add", ["s", "e"], ["t"]), kinds.node("Identity", ["t"], ["o"])],
+        "body",
+        [kinds.value("s", [2]), kinds.value("e", [2])],
+        [kinds.value("t", [2]), kinds.value("o", [2])],
+    )
+    scan = kinds.node("Scan", ["", "start", "x"], ["end", "y"], num_scan_inputs=1, body=body)
+    edges = kinds.value("x", [1, 3, 2]), kinds.value("y", [1, 3, 2])
+    model = kinds.build([scan], edges[:1], edges[1:], {"start": np.zeros((1, 2), np.float32)}, opset=8)
+    with pytest.raises(InputError, match="its Scan has a batch axis"):
+        cast(tmp_path, model, kinds.draws(2, x=(1, 3, 2)))

@@ -37,6 +37,7 @@ LEAST_OPSET = 13
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc", "com.ms.internal.nhwc"})
 
 _CONSTANTS_APART = 4  # first IR version in which an initializer need not be an input
+_SCAN_WITHOUT_BATCH = 9  # opset from which Scan has no batch axis
 _ASYMMETRIC_BEFORE = 11  # opset from which Resize knows coordinate transformations
 _FOLDED = ("Cast", "Identity", "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "ConstantOfShape")
 
@@ -126,6 +127,13 @@ def _raised(model: onnx.ModelProto, findings: list[Finding]) -> onnx.ModelProto:
     from onnx import version_converter
 
     before = opset_of(model)
+    if before < _SCAN_WITHOUT_BATCH and any(is_standard(node, "Scan") for node in model.graph.node):
+        raise InputError(
+            f"opset {before} cannot be raised to {LEAST_OPSET}, the first with scales per channel: its Scan has a batch "
+            "axis, which the converter leaves in",
+            where="opset_import",
+            remedy=f"Export the model with opset {LEAST_OPSET} or later (17 is safe).",
+        )
     # the converter leaves out that Upsample and the first Resize count pixels from their corners
     from_corner = {node.output[0] for node in model.graph.node if is_standard(node, "Upsample", "Resize")}
     try:
