@@ -11,14 +11,16 @@ import msgspec
 from edgekit.artifact import MAIN
 from edgekit.data import Samples
 from edgekit.dialect import Dialect
-from edgekit.errors import EdgekitError, InputError, UnsupportedError, UsageError, did_you_mean
+from edgekit.errors import EdgekitError, InputError, NeedsDataError, UnsupportedError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
 from edgekit.graphs.block_choice import BlockJob, BlockTrial, mean_bits
 from edgekit.graphs.block_plan import BlockPlan, plan_blocks
 from edgekit.graphs.block_solve import METHODS, NEED_DATA
+from edgekit.graphs.block_table import block_decisions
 from edgekit.graphs.block_write import Form
 from edgekit.graphs.canonical import canonical
 from edgekit.graphs.companions import copy_companions
+from edgekit.graphs.decisions import save_plan
 from edgekit.graphs.edit import load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
 from edgekit.graphs.int8_plan import Planner
@@ -62,7 +64,7 @@ class QuantizeInt4:
     """
 
     name: ClassVar[str] = "quantize-int4"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
@@ -107,8 +109,8 @@ class QuantizeInt4:
     def run(self, inputs: Inputs, out: Path, context: Context) -> dict[str, Any]:
         """Quantize `model.onnx`; see `Stage.run`.
 
-        Facts: `coverage`, `findings` and `quantization` (what was tried and chosen, why, bits a weight, and the
-        distance of every output from the original on held-out calibration samples).
+        Facts: `coverage`, `findings`, `quantization` (what was tried and chosen, why, bits a weight, and the
+        distance of every output from the original on held-out calibration samples) and `decisions` (see `save_plan`).
 
         Raises:
             InputError: a quantized or damaged model, or samples with NaN or infinite values (named).
@@ -127,6 +129,13 @@ class QuantizeInt4:
             "coverage": coverage,
             "findings": msgspec.to_builtins([*told, *_left_float(job.plan, job.weights)]),
             "quantization": _summary(job, trial, scores, why),
+            "decisions": save_plan(
+                out,
+                stage=self.name,
+                dialect=job.dialect.name,
+                coverage=coverage,
+                decisions=block_decisions(job, trial),
+            ),
         }
         signature = signature_of(load_model(out / MAIN))
         if signature != inputs.artifact.facts.get("graphs", {}).get(MAIN):
@@ -210,7 +219,7 @@ def _samples(stage: QuantizeInt4, inputs: Inputs) -> tuple[Samples | None, list[
     count = 0 if data is None else len(data.calibration)
     if data is None or not count:
         if stage.method in NEED_DATA:
-            raise UsageError(
+            raise NeedsDataError(
                 f"the method {stage.method} needs calibration samples, and there are none",
                 where=stage.name,
                 remedy='Give representative inputs with --data DIR, or set method = "hqq".',

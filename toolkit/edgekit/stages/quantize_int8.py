@@ -11,11 +11,12 @@ import numpy as np
 
 from edgekit.artifact import MAIN
 from edgekit.data import Samples
-from edgekit.errors import EdgekitError, InputError, UnsupportedError, UsageError, did_you_mean
+from edgekit.errors import EdgekitError, InputError, NeedsDataError, UnsupportedError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
 from edgekit.graphs.calibrate import collect, open_graph, run
 from edgekit.graphs.canonical import Canonical, canonical
 from edgekit.graphs.companions import copy_companions
+from edgekit.graphs.decisions import save_plan
 from edgekit.graphs.edit import is_standard, load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
 from edgekit.graphs.gemms import join_products, joinable
@@ -23,6 +24,7 @@ from edgekit.graphs.int8_choice import Choice, Job, Wishes, held_out
 from edgekit.graphs.int8_learn import improve
 from edgekit.graphs.int8_plan import Planner
 from edgekit.graphs.int8_search import Search, Trial
+from edgekit.graphs.int8_table import int8_decisions
 from edgekit.graphs.int8_write import Writer
 from edgekit.graphs.kernels import kernel_findings
 from edgekit.graphs.original import open_original
@@ -56,7 +58,7 @@ class QuantizeInt8:
     """
 
     name: ClassVar[str] = "quantize-int8"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     precision: ClassVar[str] = "w8a8"
@@ -84,7 +86,8 @@ class QuantizeInt8:
         """Quantize `model.onnx`; see `Stage.run`.
 
         Facts: `coverage`, `findings`, `quantization` (what was tried and chosen, why, and the distance of every output
-        from the original on calibration samples), and `graphs` when an input or output changed.
+        from the original on calibration samples), `decisions` (see `save_plan`; the table is in `plan.json`), and
+        `graphs` when an input or output changed.
 
         Raises:
             InputError: a quantized or damaged model, or samples with NaN or infinite values (named).
@@ -121,6 +124,13 @@ class QuantizeInt8:
             "coverage": facts,
             "findings": msgspec.to_builtins(findings),
             "quantization": _summary(choice, trial, search) | rounding,
+            "decisions": save_plan(
+                out,
+                stage=self.name,
+                dialect=job.planner.dialect.name,
+                coverage=facts,
+                decisions=int8_decisions(trial.plan, job.planner, job.writer),
+            ),
         }
         if signature != inputs.artifact.facts.get("graphs", {}).get(MAIN):
             result["graphs"] = {**inputs.artifact.facts.get("graphs", {}), MAIN: signature}
@@ -217,7 +227,7 @@ def _samples(
     products = all(is_standard(node, "MatMul", "Gemm") for node in planner.compute_nodes())
     free = planner.dialect.dynamic_transformers and stage.mode in {"auto", "dynamic"} and products
     if stage.mode != "weights" and not free:
-        raise UsageError(
+        raise NeedsDataError(
             "static quantization needs calibration samples, and there are none",
             where=stage.name,
             remedy='Give representative inputs with --data DIR (100 or more), or set mode = "weights".',
