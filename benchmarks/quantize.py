@@ -1,7 +1,7 @@
 """INT8 side by side: `edgekit build --recipe int8-learned` and onnxruntime's quantizer at its best, in one run.
 
     python benchmarks/quantize.py INPUTS [--only effnet|minilm] [--limit N] [--pairs N] [--recipe NAME|FILE]
-                                  [--minilm DIR] [--keep DIR]
+                                  [--profile NAME] [--minilm DIR] [--keep DIR]
     python benchmarks/quantize.py INPUTS --calibrators
 
 INPUTS holds `effnet96_fp32.onnx`, `effnet96_calibration.npz`, `minilm_calibration.npz` and `minilm_evaluation.npz`;
@@ -12,6 +12,7 @@ MiniLM itself comes from `python -m samples.text.fetch --no-model`, Fashion-MNIS
 - drop: points of accuracy lost against the float model, with the standard error of the paired difference.
 - latency: ratio to the float model; one process, batch 1, one thread, float and candidate alternating, median of the
   pairs' ratios; blocks of pairs of each candidate take turns.
+- --profile: the device whose runtime the graph is written for; on others than `host` the CPU's latency says nothing.
 - --calibrators: what each way to choose ranges costs on EfficientNet's 256 images, beside onnxruntime's min-max.
 - CPU s and peak MB: of a process that only calibrates and quantizes, without its imports and without simplifying.
 """
@@ -105,6 +106,7 @@ def build(
         "inputs": str(options.inputs),
         "minilm": str(options.minilm),
         "recipe": recipe or options.recipe,
+        "profile": options.profile,
         "original": str(original or ""),
     }
     argv = [sys.executable, str(HERE / "quantize_child.py"), json.dumps(work)]
@@ -173,10 +175,7 @@ def calibrators(task: Task, options: argparse.Namespace, folder: Path) -> None:
     ways: dict[str, str] = {}
     for method in CALIBRATORS:
         file = folder / f"{method}.toml"
-        file.write_text(
-            f'[[stage]]\nuse = "simplify"\n\n[[stage]]\nuse = "quantize-int8"\n'
-            f'method = "{method}"\n'
-        )
+        file.write_text(f'[[stage]]\nuse = "simplify"\n\n[[stage]]\nuse = "quantize-int8"\nmethod = "{method}"\n')
         ways[method] = str(file)
     told = {way: build(task, "edgekit", folder / "edgekit.onnx", options, None, ways[way]) for way in CALIBRATORS}
     original = Path(told[CALIBRATORS[0]]["original"])
@@ -196,6 +195,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="evaluation rows")
     parser.add_argument("--pairs", type=int, default=40, help="pairs of timed runs")
     parser.add_argument("--recipe", default="int8-learned", help="edgekit's recipe")
+    parser.add_argument("--profile", default="host", help="edgekit's profile")
     parser.add_argument("--minilm", type=Path, default=HERE.parent / "samples" / "text" / "minilm")
     parser.add_argument("--keep", type=Path, help="folder to leave the quantized models in")
     parser.add_argument("--calibrators", action="store_true", help="cost of the ways to choose ranges")
