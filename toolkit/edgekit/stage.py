@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+import msgspec
+
 from edgekit import events
 from edgekit.artifact import Artifact
 from edgekit.data import Dataset
@@ -115,4 +117,5 @@ def stage_class(name: str) -> type[Any]:
 
 def options_of(stage: Any) -> dict[str, Any]:
     """Return a stage's options as a dict of JSON values."""
-    return dataclasses.asdict(stage)
+    options: dict[str, Any] = msgspec.to_builtins(dataclasses.asdict(stage))
+    return options

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from edgekit.events import Finding
 from edgekit.graphs.block_choice import BlockJob, BlockTrial
+from edgekit.graphs.block_plan import BlockPlan
 from edgekit.graphs.decisions import Decision, float_decision
-from edgekit.graphs.int8_plan import PRODUCTS
-from edgekit.graphs.weights import Operand
+from edgekit.graphs.int8_plan import PRODUCTS, Planner
+from edgekit.graphs.plan_edits import reason_of
+from edgekit.graphs.qdq import macs_of
+from edgekit.graphs.weights import Operand, Weights
 from edgekit.numerics.blockwise import BlockFormat
 
 if TYPE_CHECKING:
@@ -23,6 +28,48 @@ def block_decisions(job: BlockJob, trial: BlockTrial) -> list[Decision]:
         trial: the formats and codes that were written.
     """
     return list(_rows(job, trial))
+
+
+def block_coverage(job: BlockJob, trial: BlockTrial, path: Path, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Measure what was written.
+
+    Args:
+        job: what was quantized.
+        trial: the formats that were written.
+        path: the caller's model file.
+        shapes: input name -> shape to count products for.
+
+    Returns:
+        `precision`; `weights`: share of the elements of all constants of rank 2 or more that are stored in blocks;
+        `macs`: share of the multiply-accumulates that read them; `left_float`; `eight_bit`: share in 8 bits.
+    """
+    macs = macs_of(path, shapes, Planner(job.source.model, job.weights, job.dialect))
+    stored = sum(weight.elements for weight in job.plan.weights)
+    wide = sum(weight.elements for weight in job.plan.weights if trial.formats[weight.key].bits > 4)  # noqa: PLR2004
+    products = {operand.node for weight in job.plan.weights for operand in weight.products}
+    total = sum(macs.values())
+    done = sum(count for node, count in macs.items() if node in products)
+    return {
+        "precision": "w4a16",
+        "weights": round(stored / job.weights.total, 4) if job.weights.total else 1.0,
+        "macs": round(done / total, 4) if total else 1.0,
+        "left_float": list(job.plan.reasons),
+        "eight_bit": round(wide / job.weights.total, 4) if job.weights.total else 0.0,
+    }
+
+
+def left_float_notes(plan: BlockPlan, weights: Weights) -> list[Finding]:
+    """Say for every node whose weight stays float why it does."""
+    ops = {node.name: node.op_type for graph in weights.graphs for node in graph.node}
+    return [
+        Finding(
+            severity="note",
+            node=node,
+            rule="left-float",
+            text=f"left float: {ops[node]} '{node}', because {reason}",
+        )
+        for node, reason in plan.reasons.items()
+    ]
 
 
 def _rows(job: BlockJob, trial: BlockTrial) -> Iterator[Decision]:
@@ -48,6 +95,8 @@ def _why(job: BlockJob, trial: BlockTrial, key: tuple[int, str]) -> str:
     found = [f"rounded by {trial.method}"]
     if trial.formats[key].bits > job.formats[key].bits:
         found = [f"{trial.formats[key].bits} bits, for its layer loses most for its size"]
+    elif key in job.plan.edits:
+        found.append(reason_of(job.plan.edits[key], ()))
     if key in trial.solved.errors:
         found.append(f"its outputs lose {trial.solved.errors[key]:.2g} of their power")
     return ", ".join(found)

@@ -36,7 +36,7 @@ class _Table:
         self.plan, self.planner, self.writer = plan, planner, writer
         self.name = planner.dialect.name
         self.inner = {node.name for graph in planner.weights.graphs[1:] for node in graph.node}
-        self.compute = {node.name for node in planner.compute_nodes()}
+        self.compute = planner.computes
         self.users: dict[tuple[int, str], list[Operand]] = {}
         for operand in planner.weights.operands:
             self.users.setdefault(operand.key, []).append(operand)
@@ -61,6 +61,8 @@ class _Table:
         yield from self._bias(node, mode)
         if node.name in self.compute and not operands and mode == "float":
             yield float_decision(node.name, node.op_type, node.input[0], "activation", self._why_float(node))
+        elif not operands and self.plan.modes.get(node.name) == "float":
+            yield float_decision(node.name, node.op_type, node.output[0], "activation", self._why_float(node))
         for name in node.output:
             yield from self._grid(node.name, node.op_type, name)
 
@@ -72,9 +74,10 @@ class _Table:
             return float_decision(node.name, node.op_type, operand.tensor, "weight", self._why_float(node))
         axis = self.writer.scale_axis(self.users[operand.key])
         granularity = "per-tensor" if axis is None else "per-channel"
-        note = ""
+        note = self.plan.reasons.get(node.name, "")
         if mode == "weights" and node.op_type == "Gather":
-            note = "looked up as integers" if self.planner.dialect.integer_gather else "dequantized, then looked up"
+            how = "looked up as integers" if self.planner.dialect.integer_gather else "dequantized, then looked up"
+            note = "; ".join(filter(None, (how, note)))
         elif mode == "weights" and in_integers(self.plan, self.planner, node.name):
             note = "the runtime's kernel rounds the activations to 8 bits itself"
         elif mode == "weights":

@@ -21,6 +21,7 @@ from edgekit.graphs.edit import is_standard, load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
 from edgekit.graphs.gemms import join_products, joinable
 from edgekit.graphs.int8_choice import Choice, Job, Wishes, held_out
+from edgekit.graphs.int8_edits import int8_edits
 from edgekit.graphs.int8_learn import improve
 from edgekit.graphs.int8_plan import Planner
 from edgekit.graphs.int8_search import Search, Trial
@@ -28,6 +29,7 @@ from edgekit.graphs.int8_table import int8_decisions
 from edgekit.graphs.int8_write import Writer
 from edgekit.graphs.kernels import kernel_findings
 from edgekit.graphs.original import open_original
+from edgekit.graphs.plan_edits import Int8Edit
 from edgekit.graphs.qdq import coverage, dead_findings, left_float_findings, macs_of
 from edgekit.graphs.seeded import SeededSamples
 from edgekit.graphs.weights import Weights
@@ -49,7 +51,9 @@ class QuantizeInt8:
             the first three on held-out calibration samples.
         mode: `static` (ranges from calibration), `dynamic` (products of MatMul and Gemm with ranges at run time),
             `weights` (weights only); `auto` decides by the graph and by measured distance.
-        skip: globs of node names or op types to leave float.
+        plan: `[[stage.plan]]` tables, each with `match` (a glob of node names or op types) and `mode` (`float`,
+            `weights`, `static`, `dynamic`, `w8a8`); of several that match a node, the last counts.
+        skip: globs of node names or op types to leave float: short for entries before those of `plan`.
         floor: lowest signal-to-noise ratio in dB that an output may have on calibration samples; nodes are left float
             until it holds. Good int8 models of deep networks have 15 to 20.
         aim: ratio for which nodes are left float too, as long as 90 % of the products stay integer.
@@ -67,6 +71,7 @@ class QuantizeInt8:
 
     method: Literal["auto", "minmax", "percentile", "mse", "entropy"] = "auto"
     mode: Literal["auto", "static", "dynamic", "weights"] = "auto"
+    plan: tuple[Int8Edit, ...] = ()
     skip: tuple[str, ...] = ()
     floor: float = 10.0
     aim: float = 20.0
@@ -137,6 +142,10 @@ class QuantizeInt8:
         return result
 
 
+def _edits(stage: QuantizeInt8) -> tuple[Int8Edit, ...]:
+    return (*(Int8Edit(match=glob, mode="float") for glob in stage.skip), *stage.plan)
+
+
 class _Counter:
     """Tells how many candidates were tried."""
 
@@ -167,6 +176,7 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
             where=path.name,
             remedy="Build it with --recipe fp32.",
         )
+    int8_edits(_edits(stage), planner)  # before samples are looked at: a misspelled name costs nothing
     samples, findings = _samples(stage, inputs, planner, source, context)
     source = _joined(source, samples, context)
     weights = Weights(source.model.graph, source.folder)
@@ -183,7 +193,12 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
     )
     shapes = {name: array.shape for name, array in samples.sample(0).items()}
     wishes = Wishes(
-        method=stage.method, mode=stage.mode, skip=stage.skip, floor=stage.floor, aim=max(stage.aim, stage.floor)
+        method=stage.method,
+        mode=stage.mode,
+        edits=_edits(stage),
+        skip=stage.skip,
+        floor=stage.floor,
+        aim=max(stage.aim, stage.floor),
     )
     job = Job(
         wishes=wishes,
@@ -226,7 +241,8 @@ def _samples(
         ]
     products = all(is_standard(node, "MatMul", "Gemm") for node in planner.compute_nodes())
     free = planner.dialect.dynamic_transformers and stage.mode in {"auto", "dynamic"} and products
-    if stage.mode != "weights" and not free:
+    asked = any(edit.mode in {"static", "w8a8"} for edit in stage.plan)
+    if (stage.mode != "weights" and not free) or asked:
         raise NeedsDataError(
             "static quantization needs calibration samples, and there are none",
             where=stage.name,
