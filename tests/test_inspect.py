@@ -11,7 +11,7 @@ import kinds
 from contract import onnx_artifact
 from edgekit.artifact import Artifact
 from edgekit.build import build
-from edgekit.errors import UnsupportedError
+from edgekit.errors import NeedsDataError, UnsupportedError
 from edgekit.events import Finding
 from edgekit.inspect import inspect, inspect_model
 from edgekit.predict import predict
@@ -164,3 +164,22 @@ def test_alternatives_are_all_told_and_missing_data_is_a_warning(cnn):
     (finding,) = [f for f in bare.findings if f.rule == "undecided"]
     assert "calibration samples" in finding.text
     assert "--data" in finding.remedy
+
+
+def test_blame_names_the_worst_layers_and_is_kept_in_the_store(cnn):
+    report = asked(cnn, plan=False, blame=True)
+    (found,) = report.blame
+    assert {effect.node for effect in found.effects} == {"stem", "depthwise", "project", "head"}
+    told = json.loads(json.dumps(report.to_dict()))["blame"][0]
+    assert told["effects"][0]["node"] == found.effects[0].node
+    assert "recipe" in told
+    assert any(title == found.shown() for title, *_ in report.tables())
+    heard = []
+    again = asked(cnn, plan=False, blame=True, listen=heard.append)
+    assert again.blame == report.blame
+    assert not [event for event in heard if getattr(event, "label", "") == "blame"]
+    other = asked(cnn, plan=False, blame=True, recipe="fp32")
+    assert not other.blame
+    assert [f.rule for f in other.findings if f.rule == "unblamed"]
+    with pytest.raises(NeedsDataError, match="calibration samples"):
+        asked(cnn, plan=False, blame=True, data=None)

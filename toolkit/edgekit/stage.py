@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
@@ -102,6 +102,19 @@ class Stage(Protocol):
 
         Raises:
             EdgekitError: of the class that fits; nothing in `out` is used then.
+        """
+        ...
+
+
+@runtime_checkable
+class Examined(Protocol):
+    """A stage that can say which layers lose the accuracy: what quantizing each alone costs, and all together."""
+
+    def blame(self, inputs: Inputs, context: Context) -> Any:
+        """Return what every layer costs, as `edgekit.graphs.blame.Blame`; measured results go to the scratch folder.
+
+        Raises:
+            NeedsDataError: there are no samples.
         """
         ...
 

@@ -13,7 +13,7 @@ from edgekit import events
 from edgekit.artifact import Artifact
 from edgekit.events import Finding
 from edgekit.exporter import load_exporter
-from edgekit.inspect.decide import Decided, artifact_of, decide, stored_plan
+from edgekit.inspect.decide import Decided, accuse, artifact_of, decide, stored_plan
 from edgekit.inspect.describe import inspect_model
 from edgekit.inspect.tables import Report, Table
 from edgekit.loading import load_graph
@@ -47,6 +47,7 @@ def inspect(  # noqa: PLR0913 - one keyword per option of the command line
     *,
     profile: str | None = None,
     plan: bool = False,
+    blame: bool = False,
     recipe: str | None = None,
     data: str | None = None,
     weights: str | None = None,
@@ -62,11 +63,13 @@ def inspect(  # noqa: PLR0913 - one keyword per option of the command line
         profile: a device to hold it against.
         plan: also run the recipe's stages as a build does, and say what they decide for every tensor and why; of a
             package or an artifact that was quantized, what was decided.
-        recipe: the recipe of the plan; default: the profile's.
-        data: the data of the plan.
+        blame: also measure which layers lose the accuracy: the outputs' distance with each quantized alone, and with
+            the worst ones left float. Needs data; what was measured survives a kill.
+        recipe: the recipe of the plan and the blame; default: the profile's.
+        data: their data.
         weights: a safetensors file for a `python:` model.
         shape: `input=SHAPE` or `input=MIN/OPT/MAX`.
-        threads: CPU threads for calibration.
+        threads: CPU threads for calibration and measurement.
         store: the store's folder.
         listen: where progress goes.
     """
@@ -86,11 +89,13 @@ def inspect(  # noqa: PLR0913 - one keyword per option of the command line
         known = artifact_of(model, shelf) if plan or not Path(model).exists() else None
         graph = known or load_graph(model, shelf, device, weights=weights, shape=shape, listen=listen)
         told = inspect_model(graph, shelf.folder(graph.id), device if profile else None)
-        if not plan:
-            return Report(told=told)
-        lines, decisions, findings = _looked_up(known, shelf) if known else _planned(asked, graph)
-    told["findings"] += msgspec.to_builtins(findings)
-    return Report(told=told, plan=lines, decisions=decisions)
+        found: _Found = ((), (), [])
+        if plan:
+            found = _looked_up(known, shelf) if known else _planned(asked, graph)
+        blamed, more = accuse(*_pipeline(asked, graph), graph) if blame else ([], [])
+    lines, decisions, findings = found
+    told["findings"] += msgspec.to_builtins([*findings, *more])
+    return Report(told=told, plan=lines, decisions=decisions, blame=tuple(blamed))
 
 
 _Found = tuple[tuple[str, ...], tuple[Decided, ...], list[Finding]]

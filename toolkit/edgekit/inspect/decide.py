@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ import msgspec
 from edgekit.artifact import Artifact
 from edgekit.errors import InputError, NeedsDataError, UnsupportedError, UsageError
 from edgekit.events import Finding
+from edgekit.graphs.blame import Blame
 from edgekit.graphs.decisions import COLUMNS, PLAN, PrecisionPlan, load_plan
 from edgekit.pipeline import Pipeline
 from edgekit.plan import Alternatives, Plan, PlanEntry, stages_of
-from edgekit.stage import Stage
+from edgekit.stage import Context, Examined, Inputs, Stage
 from edgekit.store import Store
 
 
@@ -68,6 +69,46 @@ def decide(plan: Plan, pipeline: Pipeline, reference: Artifact) -> tuple[list[De
             break
         candidate = ends[0]
     return found, told
+
+
+def accuse(plan: Plan, pipeline: Pipeline, reference: Artifact) -> tuple[list[Blame], list[Finding]]:
+    """Measure which layers lose the accuracy in every stage of a plan that can say so, instead of running it.
+
+    What comes behind such a stage in its body is not run. Arguments and errors are those of `decide`.
+    """
+    found: list[Blame] = []
+    told: list[Finding] = []
+    candidate = reference
+    for entry in plan.entries:
+        ends = []
+        for name, body in _named(entry):
+            try:
+                ends.append(_accused(body, pipeline, candidate, found))
+            except (InputError, UnsupportedError, UsageError) as error:
+                if not name:
+                    raise
+                text = f"{name}: {error.text}"
+                told.append(Finding(severity="warning", node="", rule="unblamed", text=text, remedy=error.remedy))
+        if not ends or (found and not isinstance(entry, Alternatives)):
+            break
+        candidate = ends[0]
+    if not found:
+        text = "no stage of the recipe quantizes layers one by one, so none can be blamed"
+        told.append(Finding(severity="warning", node="", rule="unblamed", text=text, remedy="Give --recipe int8."))
+    return found, told
+
+
+def _accused(body: tuple[Stage, ...], pipeline: Pipeline, artifact: Artifact, found: list[Blame]) -> Artifact:
+    for stage in body:
+        if isinstance(stage, Examined):
+            found.append(msgspec.convert(pipeline.examine(stage, artifact, "blame", _as_json(stage)), Blame))
+            return artifact
+        artifact = pipeline.run_stage(stage, artifact)
+    return artifact
+
+
+def _as_json(stage: Examined) -> Callable[[Inputs, Context], Any]:
+    return lambda inputs, context: msgspec.to_builtins(stage.blame(inputs, context))
 
 
 def stored_plan(artifact: Artifact, store: Store) -> list[Decided]:

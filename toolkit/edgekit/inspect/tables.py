@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from edgekit.events import Finding
+from edgekit.graphs.blame import Blame
 from edgekit.inspect.decide import Decided
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
@@ -26,11 +27,13 @@ class Report:
         told: as `inspect_model` gives it.
         plan: the stages of a build, one line each.
         decisions: what they decide for every tensor, one table per stage that changes precision.
+        blame: what every layer costs, one table per stage that quantizes.
     """
 
     told: dict[str, Any]
     plan: tuple[str, ...] = ()
     decisions: tuple[Decided, ...] = ()
+    blame: tuple[Blame, ...] = ()
 
     @property
     def findings(self) -> list[Finding]:
@@ -39,7 +42,12 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        return {**self.told, "plan": list(self.plan), "decisions": [found.to_dict() for found in self.decisions]}
+        return {
+            **self.told,
+            "plan": list(self.plan),
+            "decisions": [found.to_dict() for found in self.decisions],
+            "blame": [{**msgspec.to_builtins(found), "recipe": found.recipe()} for found in self.blame],
+        }
 
     def tables(self) -> Iterator[Table]:
         """Yield the tables."""
@@ -55,6 +63,10 @@ class Report:
             yield "plan", ("stage",), [(line,) for line in self.plan]
         for found in self.decisions:
             yield found.table()
+        for blamed in self.blame:
+            yield blamed.table()
+            if recipe := blamed.recipe():
+                yield "entries of a recipe that leave these layers float", ("toml",), [(recipe,)]
 
 
 def _cost_tables(cost: dict[str, Any]) -> Iterator[Table]:

@@ -13,9 +13,11 @@ from edgekit.data import Samples
 from edgekit.dialect import Dialect
 from edgekit.errors import EdgekitError, InputError, NeedsDataError, UnsupportedError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
+from edgekit.graphs.blame import Blame
 from edgekit.graphs.block_choice import BlockJob, BlockTrial, mean_bits
 from edgekit.graphs.block_plan import BlockPlan, BlockWeight, plan_blocks
 from edgekit.graphs.block_solve import METHODS, NEED_DATA
+from edgekit.graphs.block_swap import block_blame
 from edgekit.graphs.block_table import block_coverage, block_decisions, left_float_notes
 from edgekit.graphs.block_write import Form
 from edgekit.graphs.canonical import canonical
@@ -144,6 +146,20 @@ class QuantizeInt4:
         if signature != inputs.artifact.facts.get("graphs", {}).get(MAIN):
             result["graphs"] = {**inputs.artifact.facts.get("graphs", {}), MAIN: signature}
         return result
+
+    def blame(self, inputs: Inputs, context: Context) -> Blame:
+        """Say what every matrix costs; see `Examined`."""
+        job, _ = _prepare(self, inputs, inputs.folder / MAIN, context)
+        if job.samples is None:
+            text = "what a layer costs is measured on calibration samples, and there are none"
+            raise NeedsDataError(text, where=self.name, remedy="Give representative inputs with --data DIR.")
+        trial, _, _ = job.choose(self.method)
+        return block_blame(
+            job,
+            trial.solved,
+            scratch=context.scratch,
+            tell=lambda done, total: context.listen(Progress(label="blame", done=done, total=total)),
+        )
 
 
 def _prepare(stage: QuantizeInt4, inputs: Inputs, path: Path, context: Context) -> tuple[BlockJob, list[Finding]]:

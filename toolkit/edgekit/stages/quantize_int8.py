@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,6 +14,7 @@ from edgekit.artifact import MAIN
 from edgekit.data import Samples
 from edgekit.errors import EdgekitError, InputError, NeedsDataError, UnsupportedError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
+from edgekit.graphs.blame import Blame
 from edgekit.graphs.calibrate import collect, open_graph, run
 from edgekit.graphs.canonical import Canonical, canonical
 from edgekit.graphs.companions import copy_companions
@@ -20,11 +22,12 @@ from edgekit.graphs.decisions import save_plan
 from edgekit.graphs.edit import is_standard, load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
 from edgekit.graphs.gemms import join_products, joinable
-from edgekit.graphs.int8_choice import Choice, Job, Wishes, held_out
+from edgekit.graphs.int8_blame import int8_blame
+from edgekit.graphs.int8_choice import Job, Wishes, held_out
 from edgekit.graphs.int8_edits import int8_edits
 from edgekit.graphs.int8_learn import improve
 from edgekit.graphs.int8_plan import Planner
-from edgekit.graphs.int8_search import Search, Trial
+from edgekit.graphs.int8_report import int8_summary, shortfalls
 from edgekit.graphs.int8_table import int8_decisions
 from edgekit.graphs.int8_write import Writer
 from edgekit.graphs.kernels import kernel_findings
@@ -40,6 +43,7 @@ ROUNDINGS = ("nearest", "learned")
 MODES = ("auto", "static", "dynamic", "weights")
 
 _FEW = 20
+_NO_BLAME = "what a layer costs is measured on calibration samples, and there are none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +110,7 @@ class QuantizeInt8:
         trial, search = job.final(choice)
         rounding: dict[str, Any] = {}
         if self.rounding == "learned":
-            improved = improve(
-                job, trial, search, lambda i, n: context.listen(Progress(label="round", done=i, total=n))
-            )
+            improved = improve(job, trial, search, _telling(context, "round"))
             model, trial, rounding = improved.model, improved.trial, {"rounding": improved.facts}
         else:
             model = job.writer.write(trial.plan)
@@ -122,13 +124,13 @@ class QuantizeInt8:
             *left_float_findings(trial.plan, job.planner, facts, job.modes(choice.form)[1]),
             *dead_findings(job.statistics.all(), job.planner),
             *kernels,
-            *_shortfalls(trial, self.floor, judged=not isinstance(samples, SeededSamples)),
+            *shortfalls(trial, self.floor, judged=not isinstance(samples, SeededSamples)),
         ]
         signature = signature_of(load_model(out / MAIN))
         result: dict[str, Any] = {
             "coverage": facts,
             "findings": msgspec.to_builtins(findings),
-            "quantization": _summary(choice, trial, search) | rounding,
+            "quantization": int8_summary(choice, trial, search) | rounding,
             "decisions": save_plan(
                 out,
                 stage=self.name,
@@ -140,6 +142,18 @@ class QuantizeInt8:
         if signature != inputs.artifact.facts.get("graphs", {}).get(MAIN):
             result["graphs"] = {**inputs.artifact.facts.get("graphs", {}), MAIN: signature}
         return result
+
+    def blame(self, inputs: Inputs, context: Context) -> Blame:
+        """Say what every layer costs; see `Examined`."""
+        job, _ = _prepare(self, inputs, inputs.folder / MAIN, context)
+        if job.seeded:
+            raise NeedsDataError(_NO_BLAME, where=self.name, remedy="Give representative inputs with --data DIR.")
+        tell = _telling(context, "blame")
+        return int8_blame(job, rounding=self.rounding, scratch=context.scratch, tell=tell)
+
+
+def _telling(context: Context, label: str) -> Callable[[int, int], None]:
+    return lambda done, total: context.listen(Progress(label=label, done=done, total=total))
 
 
 def _edits(stage: QuantizeInt8) -> tuple[Int8Edit, ...]:
@@ -189,7 +203,7 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
         tensors,
         held_out=held_out(len(samples)),
         threads=context.threads,
-        tell=lambda done, total: context.listen(Progress(label="calibrate", done=done, total=total)),
+        tell=_telling(context, "calibrate"),
     )
     shapes = {name: array.shape for name, array in samples.sample(0).items()}
     wishes = Wishes(
@@ -252,42 +266,6 @@ def _samples(
     samples = SeededSamples(session, source.model, source.folder, inputs.artifact.specs("inputs"), seed=context.seed)
     text = "no data: the quantized model was run on random inputs only, so its accuracy is unknown"
     return samples, [Finding(severity="warning", node="", rule="unchecked", text=text, remedy="Give --data DIR.")]
-
-
-def _shortfalls(trial: Trial, floor: float, *, judged: bool) -> list[Finding]:
-    if not judged:
-        return []
-    return [
-        Finding(
-            severity="warning",
-            node="",
-            rule="accuracy-floor",
-            text=f"{fault}, and leaving nodes float does not help",
-            remedy="Judge by the metric, or build with --recipe fp16.",
-        )
-        for fault in trial.faults(floor)
-    ]
-
-
-def _summary(choice: Choice, trial: Trial, search: Search) -> dict[str, Any]:
-    outputs = {
-        name: {
-            "sqnr_db": round(found.sqnr, 2),
-            "worst_sample_db": round(found.worst, 2),
-            "cosine": round(found.cosine, 5),
-        }
-        | ({"incomparable": found.incomparable} if found.incomparable else {})
-        for name, found in trial.distances.items()
-    }
-    return {
-        "form": choice.form.label,
-        "method": choice.method,
-        "why": choice.why,
-        "candidates": choice.scores,
-        "outputs": outputs,
-        "judged_on": len(search.reference.indices),
-        "grids": len(trial.plan.grids),
-    }
 
 
 def _check(path: Path) -> None:
