@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from edgekit import events
-from edgekit.artifact import Artifact
+from edgekit.artifact import MAIN, Artifact
 from edgekit.errors import EdgekitError, UnsupportedError
 from edgekit.events import Finding, grouped
-from edgekit.exporter import load_exporter
+from edgekit.exporter import Placed, Placer, load_exporter
 from edgekit.loading import load_graph
 from edgekit.plan import Given, make_plan
 from edgekit.profile import Profile, load_profile
@@ -57,6 +57,8 @@ class Report:
             yield "operators", ("operator", "nodes"), list(graph["operators"].items())
             if graph["cost"]:
                 yield from _cost_tables(graph["cost"])
+        if self.told["placement"]:
+            yield from _placement_tables(self.told["placement"])
         if self.plan:
             yield "plan", ("stage",), [(line,) for line in self.plan]
 
@@ -116,6 +118,8 @@ def inspect_model(
         JSON values: `artifact` (its id), `facts` (opset, producer, ...), `graphs` (file -> inputs, outputs, nodes,
         operators, weights by type, and `cost` with `macs`, `flops`, `parameters`, `weight_bytes`, `activation_bytes`,
         `shapes`, `rows`; null when it cannot be counted, and then a finding says why), `profile` (its name or null),
+        `placement` (`units`: unit -> nodes, MACs and their share; `nodes`: each with the unit that it would run on and
+        why; null where the runtime has one unit only, or without a profile),
         `findings` (those of the artifact and what the profile's runtime would refuse or run badly).
 
     Raises:
@@ -131,15 +135,38 @@ def inspect_model(
         file: _describe(file, signature, folder, shapes, findings)
         for file, signature in artifact.facts["graphs"].items()
     }
+    placement = None
     if profile is not None:
-        findings += load_exporter(profile.runtime).lint(artifact, folder, profile)
+        exporter = load_exporter(profile.runtime)
+        findings += exporter.lint(artifact, folder, profile)
+        if isinstance(exporter, Placer):
+            placement = _sums(exporter.place(artifact, folder, profile, findings), graphs[MAIN]["cost"])
     return {
         "artifact": artifact.id,
         "facts": {key: artifact.facts[key] for key in _KNOWN if artifact.facts.get(key) not in (None, [])},
         "graphs": graphs,
         "profile": None if profile is None else profile.name,
+        "placement": placement,
         "findings": msgspec.to_builtins(grouped(findings)),
     }
+
+
+def _sums(placed: Sequence[Placed], cost: dict[str, Any] | None) -> dict[str, Any]:
+    """Return where each node would run, with its MACs (null when they are not known), and the sums per unit."""
+    macs: Counter[str] = Counter()
+    for row in cost["rows"] if cost else ():
+        macs[row["node"]] += row["macs"]
+    nodes = [{**asdict(one), "macs": macs[one.node] if cost else None} for one in placed]
+    units: dict[str, dict[str, Any]] = {}
+    for node in nodes:
+        unit = units.setdefault(node["on"], {"nodes": 0, "macs": 0 if cost else None, "share": None})
+        unit["nodes"] += 1
+        if cost:
+            unit["macs"] += node["macs"]
+    total = sum(unit["macs"] or 0 for unit in units.values())
+    for unit in units.values():
+        unit["share"] = unit["macs"] / total if total else None
+    return {"units": units, "nodes": nodes}
 
 
 def _describe(
@@ -191,6 +218,20 @@ def _cost_tables(cost: dict[str, Any]) -> Iterator[Table]:
     rows = sorted(cost["rows"], key=lambda row: -row["macs"])[:_ROWS]
     shown = [(row["node"], row["op"], f"{row['macs']:,}", f"{row['parameters']:,}") for row in rows if row["macs"]]
     yield "nodes by MACs", ("node", "operator", "MACs", "parameters"), shown
+
+
+def _placement_tables(placement: dict[str, Any]) -> Iterator[Table]:
+    rows = [(unit, str(sums["nodes"]), _share(sums["share"])) for unit, sums in sorted(placement["units"].items())]
+    yield "placement", ("on", "nodes", "share of MACs"), rows
+    most = max(placement["units"], key=lambda unit: placement["units"][unit]["nodes"], default="")
+    others = [node for node in placement["nodes"] if node["on"] != most]
+    if others:
+        shown = [(node["node"], node["op"], node["on"], node["why"]) for node in others[:_ROWS]]
+        yield f"nodes not on the {most}", ("node", "operator", "on", "why"), shown
+
+
+def _share(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1%}"
 
 
 def _brief(value: Any) -> str:

@@ -23,6 +23,8 @@ from edgekit.graphs.rules import (
 from edgekit.graphs.storage import value_of
 from edgekit.profile import Profile
 from edgekit_exporters.tensorrt.dla import dla_findings
+from edgekit_exporters.tensorrt.fusions import fusion_findings
+from edgekit_exporters.tensorrt.placement import place
 from edgekit_exporters.tensorrt.quantized import REQUANTIZE, quantization_findings
 from edgekit_exporters.tensorrt.rtx import check_with_rtx, is_installed
 
@@ -67,8 +69,9 @@ def lint(artifact: Artifact, folder: Path, profile: Profile) -> list[Finding]:
         found += list(_wide_integers(subject))
     found += shape_findings(subject, "an engine is built for a range of shapes, and none is given")
     settings = profile.settings.get("tensorrt", {})
+    found += list(fusion_findings(subject))
     if settings.get("dla", False):
-        found += dla_findings(subject)
+        found += dla_findings(subject, place(subject, found))
     how = settings.get("rtx_check", "parse")
     if how != "off" and is_installed():
         found += check_with_rtx(folder / "model.onnx", build=how == "build")
