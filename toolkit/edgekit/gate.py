@@ -16,7 +16,7 @@ from edgekit.artifact import MAIN, Artifact, digest
 from edgekit.budget import Budget, Figure, Provenance
 from edgekit.data import Dataset, Samples
 from edgekit.errors import InputError, UnsupportedError
-from edgekit.evaluate import Comparison, evaluate, figures, load_outputs, run_onnx, save_outputs
+from edgekit.evaluate import Comparison, evaluate, figures, is_steady, load_outputs, run_onnx, save_outputs
 from edgekit.evaluate.rows import TOGETHER, leading_axis, rows_of, together
 from edgekit.events import Finding
 from edgekit.exporter import Exporter
@@ -106,8 +106,9 @@ class Gate:
 
     @property
     def reference_id(self) -> str | None:
-        """Id of the artifact with the original's outputs on the evaluation split; None without one."""
-        return self._outputs("evaluation").id if self.data is not None and len(self.data.evaluation) else None
+        """Id of the artifact with the original's outputs on the evaluation split; None when they tell nothing."""
+        known = self.data is not None and len(self.data.evaluation) and self._steady
+        return self._outputs("evaluation").id if known else None
 
     def reference_outputs(self, split: Split) -> Path:
         """Return the file with the original's outputs on one split; computed once, then taken from the store."""
@@ -137,7 +138,7 @@ class Gate:
         Whether it is within the budget goes by point estimates here; the verdict alone decides with intervals.
         """
         drop, size = None, model_size(self.store.folder(candidate.id))
-        if self.data is not None and len(self.data.calibration):
+        if self.data is not None and len(self.data.calibration) and self._steady:
             model = self.store.folder(candidate.id)
             outputs = run_onnx(model, self.feeds("calibration", "candidate"), threads=self.threads)
             drop = self.compare("calibration", outputs).drop
@@ -215,11 +216,20 @@ class Gate:
     def _runs(self) -> int:
         return 3 * RUNS if "p99" in self.budget.latency_ms else RUNS
 
+    @cached_property
+    def _steady(self) -> bool:
+        """Whether the original gives the same every time, so that something can be compared with it."""
+        assert self.data is not None
+        samples = self.data.calibration if len(self.data.calibration) else self.data.evaluation
+        return is_steady(self.store.folder(self.reference.id), [samples.sample(0)], threads=self.threads)
+
     def _accuracy(
         self, bundle: Bundle, target: Target | None, place: str, provenance: Provenance
     ) -> tuple[tuple[Figure, ...], tuple[Finding, ...]]:
-        if self.data is None or not len(self.data.evaluation):
+        if self.data is None or not len(self.data.evaluation) or not self._steady:
             why = "there is no data" if self.data is None else "too few samples for an evaluation split"
+            if self.data is not None and len(self.data.evaluation):
+                why = "the original draws random numbers, and gives something else each time"
             note = f"accuracy was not looked at: {why}"
             return (Figure(name="drop", value=None, unit="1", provenance=provenance, on=place, note=note),), ()
         feeds = self.feeds("evaluation", "candidate")

@@ -9,7 +9,7 @@ count=len(samples)) verdict = judge(budget, [*figures(comparison, on="jetson"), 
 from edgekit.evaluate.comparison import Comparison, compare, evaluate, figures
 from edgekit.evaluate.distances import ColumnGroup, OutputDistance
 from edgekit.evaluate.reference import load_outputs, save_outputs
-from edgekit.evaluate.session import run_onnx
+from edgekit.evaluate.session import is_steady, run_onnx
 
 __all__ = [
     "ColumnGroup",
@@ -18,6 +18,7 @@ __all__ = [
     "compare",
     "evaluate",
     "figures",
+    "is_steady",
     "load_outputs",
     "run_onnx",
     "save_outputs",
