@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -185,7 +185,7 @@ class Gate:
         accuracy, findings = self._accuracy(bundle, target, place, provenance)
         original.append(Figure(name="drop", value=0.0, unit="1", provenance=provenance, on=place))
         return Trial(
-            figures=(*accuracy, *found, model_size(bundle.folder)),
+            figures=(*accuracy, *found, model_size(bundle.folder, bundle.facts.get("loads"))),
             original=tuple(original),
             findings=(*findings, *(target.findings if target else ())),
             fingerprint=target.fingerprint() if target else {},
@@ -254,9 +254,10 @@ def feeds_of(samples: Samples, label: str, listen: events.Listener) -> Iterator[
         yield samples.sample(done)
 
 
-def model_size(folder: Path) -> Figure:
-    """Return the bytes of the files that a device loads from a folder."""
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in MODEL_FILES)
+def model_size(folder: Path, loads: Sequence[str] | None = None) -> Figure:
+    """Return the bytes of what a device loads from a folder: the files that are named, else all model files."""
+    paths = [folder / name for name in loads] if loads else sorted(folder.rglob("*"))
+    size = sum(path.stat().st_size for path in paths if loads or path.suffix in MODEL_FILES)
     return Figure(name="size", value=float(size), unit="B", provenance="measured", on="model files")
 
 
