@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,9 +15,18 @@ import msgspec
 from edgekit import events
 from edgekit.artifact import MAIN, Artifact, digest
 from edgekit.budget import Budget, Figure, Provenance
-from edgekit.data import Dataset, Samples
+from edgekit.data import Dataset, Samples, take
 from edgekit.errors import InputError, UnsupportedError
-from edgekit.evaluate import Comparison, evaluate, figures, load_outputs, run_onnx, save_outputs
+from edgekit.evaluate import (
+    Comparison,
+    distance_findings,
+    evaluate,
+    figures,
+    load_outputs,
+    run_onnx,
+    save_outputs,
+    with_disagreement,
+)
 from edgekit.evaluate.rows import TOGETHER, leading_axis, rows_of, together
 from edgekit.events import Finding
 from edgekit.exporter import Exporter
@@ -24,7 +34,7 @@ from edgekit.metrics import Metric, default_metric, find_metric
 from edgekit.profile import Profile
 from edgekit.score import Score
 from edgekit.store import Store
-from edgekit.target import Bundle, Feed, Target
+from edgekit.target import Bundle, Feed, Simulator, Target
 
 Split = Literal["calibration", "evaluation"]
 
@@ -177,6 +187,10 @@ class Gate:
             place, provenance = f"onnxruntime {_version('onnxruntime')} CPU kernels here", STAND_IN
             found = self.estimate(candidate)
             original += self.estimate(self.reference)
+        elif isinstance(target, Simulator):  # how long it takes is no latency
+            place, provenance = target.place, target.provenance
+            found = self.estimate(candidate)
+            original += self.estimate(self.reference)
         else:
             provenance = target.provenance
             found = target.measure(bundle, self._one_feed(), runs=self._runs, threads=self.threads)
@@ -222,6 +236,9 @@ class Gate:
             why = "there is no data" if self.data is None else "too few samples for an evaluation split"
             note = f"accuracy was not looked at: {why}"
             return (Figure(name="drop", value=None, unit="1", provenance=provenance, on=place, note=note),), ()
+        if isinstance(target, Simulator):
+            comparison, told = self._simulated(bundle, target)
+            return figures(comparison, on=place, provenance=provenance), (*comparison.findings, *told)
         feeds = self.feeds("evaluation", "candidate")
         if target is None:
             outputs = run_onnx(bundle.folder / str(bundle.facts["model"]), feeds, threads=self.threads)
@@ -229,6 +246,34 @@ class Gate:
             outputs = target.run(bundle, feeds)
         comparison = self.compare("evaluation", outputs)
         return figures(comparison, on=place, provenance=provenance), comparison.findings
+
+    def _simulated(self, bundle: Bundle, target: Simulator) -> tuple[Comparison, tuple[Finding, ...]]:
+        """Hold a simulator's outputs on the samples that it can run, its stand-in's on all, against the original's.
+
+        When it runs all of them they are what is judged; else see `edgekit.evaluate.simulated`.
+        """
+        whole_split = self._samples("evaluation")
+        few = take(whole_split, target.affordable(bundle, self._one_feed(), len(whole_split)), seed=self.seed)
+        stand_in = bundle.folder / str(bundle.facts["model"])
+        whole = self.compare("evaluation", run_onnx(stand_in, self.feeds("evaluation", "CPU"), threads=self.threads))
+        with tempfile.TemporaryDirectory(prefix="edgekit-sim-") as scratch:
+            path = Path(scratch, OUTPUTS)
+            feeds = feeds_of(few, "evaluation: simulator", self.listen)
+            save_outputs(path, together(target.run(bundle, feeds), self.leading))
+            near, apart = (
+                evaluate(
+                    together(run_onnx(graph, feeds_of(few, "evaluation: CPU", self.listen)), self.leading),
+                    load_outputs(path),
+                    rows_of(few.labels, self.leading),
+                    self.judged_by,
+                    batched=self.leading is not None,
+                    seed=self.seed,
+                )
+                for graph in (self.store.folder(self.reference.id), stand_in)
+            )
+        floats = {spec.name for spec in self.reference.specs("outputs") if spec.dtype.startswith("float")}
+        told = distance_findings(whole, near, apart, floats=floats, place=target.place)
+        return (near if len(few) == len(whole_split) else with_disagreement(whole, apart)), told
 
     def _measure_original(self, bundle: Bundle, target: Target) -> tuple[Figure, ...]:
         """Measure the original on the same target, in the same way: what `never ship worse` compares with."""
