@@ -22,6 +22,7 @@ from edgekit.evaluate import (
     distance_findings,
     evaluate,
     figures,
+    is_steady,
     load_outputs,
     run_onnx,
     save_outputs,
@@ -116,8 +117,9 @@ class Gate:
 
     @property
     def reference_id(self) -> str | None:
-        """Id of the artifact with the original's outputs on the evaluation split; None without one."""
-        return self._outputs("evaluation").id if self.data is not None and len(self.data.evaluation) else None
+        """Id of the artifact with the original's outputs on the evaluation split; None when they tell nothing."""
+        known = self.data is not None and len(self.data.evaluation) and self._steady
+        return self._outputs("evaluation").id if known else None
 
     def reference_outputs(self, split: Split) -> Path:
         """Return the file with the original's outputs on one split; computed once, then taken from the store."""
@@ -147,7 +149,7 @@ class Gate:
         Whether it is within the budget goes by point estimates here; the verdict alone decides with intervals.
         """
         drop, size = None, model_size(self.store.folder(candidate.id))
-        if self.data is not None and len(self.data.calibration):
+        if self.data is not None and len(self.data.calibration) and self._steady:
             model = self.store.folder(candidate.id)
             outputs = run_onnx(model, self.feeds("calibration", "candidate"), threads=self.threads)
             drop = self.compare("calibration", outputs).drop
@@ -229,11 +231,20 @@ class Gate:
     def _runs(self) -> int:
         return 3 * RUNS if "p99" in self.budget.latency_ms else RUNS
 
+    @cached_property
+    def _steady(self) -> bool:
+        """Whether the original gives the same every time, so that something can be compared with it."""
+        assert self.data is not None
+        samples = self.data.calibration if len(self.data.calibration) else self.data.evaluation
+        return is_steady(self.store.folder(self.reference.id), [samples.sample(0)], threads=self.threads)
+
     def _accuracy(
         self, bundle: Bundle, target: Target | None, place: str, provenance: Provenance
     ) -> tuple[tuple[Figure, ...], tuple[Finding, ...]]:
-        if self.data is None or not len(self.data.evaluation):
+        if self.data is None or not len(self.data.evaluation) or not self._steady:
             why = "there is no data" if self.data is None else "too few samples for an evaluation split"
+            if self.data is not None and len(self.data.evaluation):
+                why = "the original draws random numbers, and gives something else each time"
             note = f"accuracy was not looked at: {why}"
             return (Figure(name="drop", value=None, unit="1", provenance=provenance, on=place, note=note),), ()
         if isinstance(target, Simulator):

@@ -54,17 +54,18 @@ class QnnExporter:
             symmetric_activations=False,
             per_channel=True,
             quantize_bias=True,
-            ops=("Conv", "MatMul", "Gemm"),
+            ops=("Conv", "ConvTranspose", "MatMul", "Gemm"),
             carry=_CARRY,
+            stored_per_channel=False,
             int4="none",  # the HTP wants 16-bit activations beside 4-bit weights in blocks, these stay float
             max_opset=profile.graph.max_opset,
             max_ir=profile.graph.max_ir,
         )
 
     def prepare(self, profile: Profile) -> tuple[StageSpec, ...]:
-        """Return no passes: what the recipe simplifies is enough."""
+        """Name the fusion of GELUs: the HTP has no Erf, and in a quantized graph its compiler fuses none itself."""
         del profile
-        return ()
+        return (StageSpec(name="fuse-gelu", options={}),)
 
     def lint(self, artifact: Artifact, folder: Path, profile: Profile) -> list[Finding]:
         """Say what the HTP refuses: rules first, then Qualcomm's compiler itself, when it is installed."""

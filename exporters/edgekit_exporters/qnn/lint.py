@@ -37,7 +37,7 @@ def lint(artifact: Artifact, folder: Path, profile: Profile) -> list[Finding]:
     """Refuse what the HTP does not take: open shapes, rank above 5, some operators and types."""
     subject = Subject(artifact, folder, profile, "qnn")
     found = version_findings(subject) + rank_findings(subject)
-    found += domain_findings(subject, ("QuantizeLinear", "DequantizeLinear"))
+    found += domain_findings(subject, ("QuantizeLinear", "DequantizeLinear", "Gelu"))
     found += type_findings(subject, _REFUSED_TYPES)
     found += shape_findings(subject, "the HTP needs fixed shapes")
     refused = [
