@@ -48,7 +48,8 @@ class Exporter(Protocol):
 
         Returns:
             Facts: `runtime` (what the runner uses: `onnxruntime` or `tensorrt`), `model` (the file it loads),
-            `providers` (onnxruntime execution providers in order), and what else is worth telling.
+            `providers` (onnxruntime execution providers in order), `loads` (the files that the device loads, when not
+            all of them are), and what else is worth telling.
         """
         ...
 

@@ -22,6 +22,7 @@ STAGES = {
     "distill": "edgekit.stages.distill:Distill",
     "capture": "edgekit.stages.capture:Capture",
     "freeze-shapes": "edgekit.stages.freeze_shapes:FreezeShapes",
+    "fuse-gelu": "edgekit.stages.fuse_gelu:FuseGelu",
     "simplify": "edgekit.stages.simplify:Simplify",
     "fp16": "edgekit.stages.fp16:Fp16",
     "equalize": "edgekit.stages.equalize:Equalize",
