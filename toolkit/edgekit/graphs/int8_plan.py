@@ -115,6 +115,10 @@ class Planner:
                 reasons[node.name] = reason
             elif mode != "weights" or node.name in self.operands:
                 modes[node.name] = mode
+        if not self.dialect.stored_per_channel:
+            for name in [name for name, mode in modes.items() if mode == "weights" and self._ops[name] != "Gather"]:
+                modes[name] = "float"
+                reasons.setdefault(name, f"{self.dialect.name} takes no 8-bit weights in float operators")
         return modes, reasons
 
     def refusal(self, node: onnx.NodeProto, mode: Mode) -> str:
@@ -224,8 +228,8 @@ class Planner:
         return {name: f"'{node.name}' is to stay float" for node in carried for name in node.output if name}
 
     def lesser(self, node: str) -> Mode:
-        """Return the mode below integers for a node: stored weights when it has some."""
-        return "weights" if node in self.operands else "float"
+        """Return the mode below integers for a node: stored weights when it has some and the runtime takes them."""
+        return "weights" if node in self.operands and self.dialect.stored_per_channel else "float"
 
     def _grid(self, name: str, meters: Mapping[str, RangeMeter], method: Method) -> Grid | str:
         meter = meters.get(name)

@@ -49,7 +49,9 @@ class Writer:
         axes = {operand.axis for operand in operands if self._ops[operand.node] != "Gather"}
         if len(axes) > 1 or not self._dialect.per_channel:
             return None
-        return axes.pop() if axes else self._rounder.table_axis(operands[0])
+        if not axes:
+            return self._rounder.table_axis(operands[0]) if self._dialect.stored_per_channel else None
+        return axes.pop()
 
     def write(self, plan: Plan) -> onnx.ModelProto:
         """Return a new model. Constants that stay float and lie in external files stay references to them."""
