@@ -97,7 +97,7 @@ def test_the_table_says_what_stands_in_the_int4_graph(tmp_path):
     stored = of(plan, "weight", "weights")
     assert {d.node: d.bits for d in stored} == bits
     assert {d.node: int(d.granularity.removeprefix("block-")) for d in stored} == blocks
-    assert {4, 8} == set(bits.values())
+    assert len(set(zip(bits.values(), blocks.values(), strict=True))) > 1
     assert any("alone it left" in d.why for d in stored)
     assert [d.op for d in of(plan, "activation", "float")] == ["MatMul", "MatMul"]
     assert facts["decisions"]["file"] == PLAN

@@ -23,11 +23,13 @@ from edgekit.graphs.edit import is_standard, load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
 from edgekit.graphs.gemms import join_products, joinable
 from edgekit.graphs.int8_blame import int8_blame
-from edgekit.graphs.int8_choice import Job, Wishes, held_out
+from edgekit.graphs.int8_choice import Choice, Job, Wishes, held_out
 from edgekit.graphs.int8_edits import int8_edits
 from edgekit.graphs.int8_learn import improve
+from edgekit.graphs.int8_mixed import Int8Mix, Limits
 from edgekit.graphs.int8_plan import Planner
 from edgekit.graphs.int8_report import int8_summary, shortfalls
+from edgekit.graphs.int8_search import Search, Trial
 from edgekit.graphs.int8_table import int8_decisions
 from edgekit.graphs.int8_write import Writer
 from edgekit.graphs.kernels import kernel_findings
@@ -43,7 +45,7 @@ ROUNDINGS = ("nearest", "learned")
 MODES = ("auto", "static", "dynamic", "weights")
 
 _FEW = 20
-_NO_BLAME = "what a layer costs is measured on calibration samples, and there are none"
+_UNMEASURED = "what a layer costs is measured on calibration samples, and there are none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,10 @@ class QuantizeInt8:
         floor: lowest signal-to-noise ratio in dB that an output may have on calibration samples; nodes are left float
             until it holds. Good int8 models of deep networks have 15 to 20.
         aim: ratio for which nodes are left float too, as long as 90 % of the products stay integer.
+        mixed: whether layers are left in float by what quantizing each costs the outputs, measured, and by what float
+            costs in time and bytes, predicted: as few as `aim` takes, within `slower` and `larger`. Needs data.
+        slower: with `mixed`, most predicted time as a multiple of that with every layer quantized.
+        larger: with `mixed`, most bytes of the weights as a multiple of those in 8 bits; 1 keeps them all in 8 bits.
         rounding: `nearest`, or `learned`: weights and biases follow what each product is fed in the quantized model,
             and stay so when held-out calibration samples come out nearer to the original.
     """
@@ -79,6 +85,9 @@ class QuantizeInt8:
     skip: tuple[str, ...] = ()
     floor: float = 10.0
     aim: float = 20.0
+    mixed: bool = False
+    slower: float = 1.25
+    larger: float = 1.01
     rounding: Literal["nearest", "learned"] = "nearest"
 
     def __post_init__(self) -> None:
@@ -90,6 +99,10 @@ class QuantizeInt8:
         ):
             if word not in known:
                 raise UsageError(f"unknown {option} '{word}'", where=self.name, remedy=did_you_mean(word, known))
+        for option, factor in (("slower", self.slower), ("larger", self.larger)):
+            if not factor >= 1:
+                text = f"{option} {factor:g} is no multiple of at least 1"
+                raise UsageError(text, where=self.name, remedy=f"For example: {option} = 1.1")
 
     def run(self, inputs: Inputs, out: Path, context: Context) -> dict[str, Any]:
         """Quantize `model.onnx`; see `Stage.run`.
@@ -107,7 +120,7 @@ class QuantizeInt8:
         job, told = _prepare(self, inputs, path, context)
         samples = job.samples
         choice = job.choose()
-        trial, search = job.final(choice)
+        trial, search, mixed = self._decided(job, choice, inputs, context)
         rounding: dict[str, Any] = {}
         if self.rounding == "learned":
             improved = improve(job, trial, search, _telling(context, "round"))
@@ -130,7 +143,7 @@ class QuantizeInt8:
         result: dict[str, Any] = {
             "coverage": facts,
             "findings": msgspec.to_builtins(findings),
-            "quantization": int8_summary(choice, trial, search) | rounding,
+            "quantization": int8_summary(choice, trial, search) | mixed | rounding,
             "decisions": save_plan(
                 out,
                 stage=self.name,
@@ -143,11 +156,24 @@ class QuantizeInt8:
             result["graphs"] = {**inputs.artifact.facts.get("graphs", {}), MAIN: signature}
         return result
 
+    def _decided(
+        self, job: Job, choice: Choice, inputs: Inputs, context: Context
+    ) -> tuple[Trial, Search, dict[str, Any]]:
+        """Return the plan of the whole graph, as it was run, with what was told of mixed precision."""
+        if not self.mixed:
+            return *job.final(choice), {}
+        if job.seeded:
+            raise NeedsDataError(_UNMEASURED, where=self.name, remedy="Give representative inputs with --data DIR.")
+        limits = Limits(aim=max(self.aim, self.floor), slower=self.slower, larger=self.larger)
+        mix = Int8Mix(job, choice, inputs.profile, limits, context.scratch)
+        trial, facts = mix.settled(_telling(context, "sensitivity"))
+        return trial, mix.search, {"mixed": facts}
+
     def blame(self, inputs: Inputs, context: Context) -> Blame:
         """Say what every layer costs; see `Examined`."""
         job, _ = _prepare(self, inputs, inputs.folder / MAIN, context)
         if job.seeded:
-            raise NeedsDataError(_NO_BLAME, where=self.name, remedy="Give representative inputs with --data DIR.")
+            raise NeedsDataError(_UNMEASURED, where=self.name, remedy="Give representative inputs with --data DIR.")
         tell = _telling(context, "blame")
         return int8_blame(job, rounding=self.rounding, scratch=context.scratch, tell=tell)
 
@@ -245,14 +271,10 @@ def _samples(
 ) -> tuple[Samples, list[Finding]]:
     """Return the calibration samples; without data, seeded inputs for modes that need no ranges."""
     data = inputs.data
-    if data is not None and len(data.calibration):
-        count = len(data.calibration)
-        if count >= _FEW:
-            return data.calibration, []
+    if data is not None and (count := len(data.calibration)):
         text = f"only {count} calibration sample{'s' * (count > 1)}: ranges may not cover what the device will see"
-        return data.calibration, [
-            Finding(severity="warning", node="", rule="few-samples", text=text, remedy="Give 100 or more.")
-        ]
+        few = Finding(severity="warning", node="", rule="few-samples", text=text, remedy="Give 100 or more.")
+        return data.calibration, [few] * (count < _FEW)
     products = all(is_standard(node, "MatMul", "Gemm") for node in planner.compute_nodes())
     free = planner.dialect.dynamic_transformers and stage.mode in {"auto", "dynamic"} and products
     asked = any(edit.mode in {"static", "w8a8"} for edit in stage.plan)
