@@ -57,6 +57,7 @@ class QnnExporter:
             ops=("Conv", "ConvTranspose", "MatMul", "Gemm"),
             carry=_CARRY,
             stored_per_channel=False,
+            precisions=("w8a8", "w8a16", "w4a16"),
             int4="none",  # the HTP wants 16-bit activations beside 4-bit weights in blocks, these stay float
             max_opset=profile.graph.max_opset,
             max_ir=profile.graph.max_ir,

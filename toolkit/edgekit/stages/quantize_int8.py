@@ -39,6 +39,7 @@ from edgekit.graphs.weights import Weights
 from edgekit.numerics.ranges import METHODS
 from edgekit.stage import Context, Inputs
 
+PRECISIONS = ("w8a8", "w8a16", "w4a16")
 ROUNDINGS = ("nearest", "learned")
 MODES = ("auto", "static", "dynamic", "weights")
 
@@ -48,9 +49,10 @@ _NO_BLAME = "what a layer costs is measured on calibration samples, and there ar
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeInt8:
-    """Quantize weights and activations to 8 bits.
+    """Quantize weights and activations to 8 bits, or to what the runtime has beside that.
 
     Args:
+        precision: `w8a8`; `w8a16` (16-bit activations) or `w4a16` (4-bit weights too) where the dialect has them.
         method: how activation ranges are chosen: `minmax`, `percentile`, `mse`, `entropy`; `auto` takes the best of
             the first three on held-out calibration samples.
         mode: `static` (ranges from calibration), `dynamic` (products of MatMul and Gemm with ranges at run time),
@@ -69,10 +71,10 @@ class QuantizeInt8:
     revision: ClassVar[int] = 3
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
-    precision: ClassVar[str] = "w8a8"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "onnx", "onnxruntime")
 
+    precision: Literal["w8a8", "w8a16", "w4a16"] = "w8a8"
     method: Literal["auto", "minmax", "percentile", "mse", "entropy"] = "auto"
     mode: Literal["auto", "static", "dynamic", "weights"] = "auto"
     plan: tuple[Int8Edit, ...] = ()
@@ -87,6 +89,7 @@ class QuantizeInt8:
             ("method", self.method, ["auto", *METHODS]),
             ("mode", self.mode, list(MODES)),
             ("rounding", self.rounding, list(ROUNDINGS)),
+            ("precision", self.precision, list(PRECISIONS)),
         ):
             if word not in known:
                 raise UsageError(f"unknown {option} '{word}'", where=self.name, remedy=did_you_mean(word, known))
@@ -181,9 +184,10 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
             where=path.name,
             remedy="Give the float model, or a recipe without quantize-int8: quantizing twice only loses accuracy.",
         )
+    dialect = inputs.dialect.at(stage.precision)
     source = canonical(path)
     weights = Weights(source.model.graph, source.folder)
-    planner = Planner(source.model, weights, inputs.dialect)
+    planner = Planner(source.model, weights, dialect)
     if not planner.compute_nodes() and not planner.operands:
         raise UnsupportedError(
             "nothing in the model can be quantized: no products and no weights",
@@ -194,7 +198,7 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
     samples, findings = _samples(stage, inputs, planner, source, context)
     source = _joined(source, samples, context)
     weights = Weights(source.model.graph, source.folder)
-    planner = Planner(source.model, weights, inputs.dialect)
+    planner = Planner(source.model, weights, dialect)
     tensors = [] if isinstance(samples, SeededSamples) else planner.tensors()
     statistics = collect(
         source.model,
@@ -219,7 +223,7 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
         source=source,
         weights=weights,
         planner=planner,
-        writer=Writer(source, weights, inputs.dialect),
+        writer=Writer(source, weights, dialect),
         samples=samples,
         path=path,
         statistics=statistics,
