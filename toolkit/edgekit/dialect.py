@@ -35,6 +35,8 @@ class Dialect:
             `DequantizeLinear` with blocks (opset 21); `none`: the runtime has no kernels for them.
         int4_symmetric: 4-bit weights must have zero point 0.
         int4_whole_blocks: blocks must divide a weight's depth, and its last dimension must be even.
+        whole: whether what stands between integer products is put on grids too: `prefer` when it costs little
+            accuracy, `must` on a chip without floats.
         precisions: what it takes of `w8a8`, `w8a16` and `w4a16` with ranges from calibration.
         max_opset: highest opset of the default domain that the runtime reads.
         max_ir: highest IR version that the runtime reads.
@@ -59,6 +61,7 @@ class Dialect:
     int4: Literal["matmulnbits", "qdq", "none"] = "qdq"
     int4_symmetric: bool = False
     int4_whole_blocks: bool = False
+    whole: Literal["no", "prefer", "must"] = "no"
     precisions: tuple[str, ...] = ("w8a8",)
     max_opset: int = 21
     max_ir: int = 10

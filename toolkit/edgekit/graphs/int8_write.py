@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _Axis = Callable[[Sequence[Operand]], int | None]
 
-_WIDE_FROM = 21  # opset from which the default domain quantizes to 16 bits
+WIDE_FROM = 21  # opset from which the default domain quantizes to 16 bits
 CONTRIB = "com.microsoft"
 _NIBBLE = 4
 _BIAS = 2  # position of a Conv's and a Gemm's bias
@@ -94,7 +94,7 @@ class _Draft:
         self.after: dict[str, list[onnx.NodeProto]] = {}
         self.instead: dict[str, list[onnx.NodeProto]] = {}
         self.head: list[onnx.NodeProto] = []
-        self.wide = dialect.activation in {"int16", "uint16"} and opset_of(self.model) < _WIDE_FROM
+        self.wide = dialect.activation in {"int16", "uint16"} and opset_of(self.model) < WIDE_FROM
 
     def finished(self) -> onnx.ModelProto:
         stored = self._store_weights()

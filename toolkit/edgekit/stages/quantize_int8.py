@@ -29,6 +29,7 @@ from edgekit.graphs.int8_learn import improve
 from edgekit.graphs.int8_plan import Planner
 from edgekit.graphs.int8_report import int8_summary, shortfalls
 from edgekit.graphs.int8_table import int8_decisions
+from edgekit.graphs.int8_whole import whole_graph
 from edgekit.graphs.int8_write import Writer
 from edgekit.graphs.kernels import kernel_findings
 from edgekit.graphs.original import open_original
@@ -117,6 +118,9 @@ class QuantizeInt8:
             model, trial, rounding = improved.model, improved.trial, {"rounding": improved.facts}
         else:
             model = job.writer.write(trial.plan)
+        whole: dict[str, Any] = {}
+        if job.planner.dialect.whole != "no" and not job.seeded:
+            model, trial, whole = whole_graph(job, search, trial, model)
         kernels = kernel_findings(model, job.source.folder, trial.plan, job.planner, context.threads)
         save_model(model, out / MAIN, source=job.source.folder)
         _check(out / MAIN)
@@ -133,7 +137,7 @@ class QuantizeInt8:
         result: dict[str, Any] = {
             "coverage": facts,
             "findings": msgspec.to_builtins(findings),
-            "quantization": int8_summary(choice, trial, search) | rounding,
+            "quantization": int8_summary(choice, trial, search) | rounding | whole,
             "decisions": save_plan(
                 out,
                 stage=self.name,
