@@ -61,6 +61,8 @@ class QnnExporter:
             ops=("Conv", "ConvTranspose", "MatMul", "Gemm"),
             carry=_CARRY,
             stored_per_channel=False,
+            whole="prefer" if profile.settings.get("htp", {}).get("fp16", True) else "must",
+            precisions=("w8a8", "w8a16", "w4a16"),
             int4="none",  # the HTP wants 16-bit activations beside 4-bit weights in blocks, these stay float
             max_opset=profile.graph.max_opset,
             max_ir=profile.graph.max_ir,

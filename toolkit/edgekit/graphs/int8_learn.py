@@ -49,7 +49,7 @@ def improve(job: Job, trial: Trial, search: Search, tell: Callable[[int, int], N
         samples=job.samples,
         fit=[index for index in range(len(job.samples)) if index not in held],
         held=held,
-        bits=7 if job.planner.dialect.reduce_range else 8,
+        bits=job.planner.dialect.weight_bits,
         threads=job.threads,
         tell=tell,
     )
