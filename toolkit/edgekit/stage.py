@@ -25,6 +25,7 @@ STAGES = {
     "equalize": "edgekit.stages.equalize:Equalize",
     "quantize-int8": "edgekit.stages.quantize_int8:QuantizeInt8",
     "quantize-int4": "edgekit.stages.quantize_int4:QuantizeInt4",
+    "quantize-aware-train": "edgekit.stages.quantize_aware_train:QuantizeAwareTrain",
 }
 """Stage name -> `module:Class`. Adding a stage is one file and one line here."""
 
