@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _NIBBLE = 4
+_EQUAL = 200.0
 
 
 def write_learned(model: onnx.ModelProto, learned: Mapping[str, Array]) -> None:
@@ -49,36 +50,42 @@ def write_learned(model: onnx.ModelProto, learned: Mapping[str, Array]) -> None:
         tensor.CopyFrom(onnx.helper.make_tensor(name, tensor.data_type, list(tensor.dims), raw, raw=True))
 
 
-def held_against(path: Path, kept: Path) -> dict[str, Any]:
+def held_against(path: Path, kept: Path, *, optimize: bool) -> dict[str, Any]:
     """Run the written graph with onnxruntime on the samples that a training kept, and compare with its own outputs.
 
     Args:
         path: the written graph.
         kept: `.npz` with `count`, `<n>/in/<input>` and `<n>/out/<output>`.
+        optimize: let onnxruntime fuse what it has kernels for: right for a graph that it runs on the device too.
 
     Returns:
         `samples`, `sqnr_db` (of all outputs together; 200 when they are equal) and `argmax` (share of positions with
         the same highest value).
     """
-    session = open_session(path, optimize=True)
+    session = open_session(path, optimize=optimize)
     signal, noise, same, positions = 0.0, 0.0, 0, 0
-    with np.load(kept, allow_pickle=False) as arrays:
-        count = int(arrays["count"])
-        rows: dict[int, dict[str, dict[str, Array]]] = {}
-        for name in arrays.files:
-            if name != "count":
-                number, side, tensor = name.split("/", 2)
-                rows.setdefault(int(number), {"in": {}, "out": {}})[side][tensor] = arrays[name]
-    for row in rows.values():
-        names = list(row["out"])
-        for name, found in zip(names, session.run(names, row["in"]), strict=True):
-            wanted = row["out"][name]
-            if wanted.dtype.kind != "f":
-                continue
-            signal += float((wanted.astype(np.float64) ** 2).sum())
-            noise += float(((wanted.astype(np.float64) - found) ** 2).sum())
+    rows = _read(kept)
+    for feed, outputs in rows:
+        for name, found in zip(outputs, session.run(list(outputs), feed), strict=True):
+            wanted = outputs[name].astype(np.float64)
+            signal += float((wanted**2).sum())
+            noise += float(((wanted - found) ** 2).sum())
             if wanted.ndim > 1 and wanted.shape[-1] > 1:
                 same += int((wanted.argmax(-1) == found.argmax(-1)).sum())
                 positions += wanted[..., 0].size
-    ratio = 200.0 if noise == 0 else min(10 * np.log10(max(signal, 1e-30) / noise), 200.0)
-    return {"samples": count, "sqnr_db": round(float(ratio), 2), "argmax": round(same / max(positions, 1), 5)}
+    ratio = _EQUAL if noise == 0 else min(10 * float(np.log10(max(signal, 1e-30) / noise)), _EQUAL)
+    return {"samples": len(rows), "sqnr_db": round(ratio, 2), "argmax": round(same / max(positions, 1), 5)}
+
+
+def _read(kept: Path) -> list[tuple[dict[str, Array], dict[str, Array]]]:
+    """Return the feeds and the float outputs of every sample."""
+    with np.load(kept, allow_pickle=False) as arrays:
+        rows: list[tuple[dict[str, Array], dict[str, Array]]] = [({}, {}) for _ in range(int(arrays["count"]))]
+        for key in arrays.files:
+            number, _, rest = key.partition("/")
+            side, _, name = rest.partition("/")
+            if side == "in":
+                rows[int(number)][0][name] = arrays[key]
+            elif side == "out" and arrays[key].dtype.kind == "f":
+                rows[int(number)][1][name] = arrays[key]
+    return rows

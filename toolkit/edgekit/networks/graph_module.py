@@ -103,8 +103,7 @@ class GraphModule(torch.nn.Module):
         stored = found[bias.scale]
         if not {bias.activation, bias.weight} & set(self.scale_names):
             return stored
-        product: torch.Tensor = found[bias.activation].reshape(()) * found[bias.weight]
-        return product.reshape(stored.shape)
+        return found[bias.activation].reshape(()) * found[bias.weight].reshape(stored.shape)
 
     # --- what training needs -----------------------------------------------------------------------------------------
 
@@ -164,7 +163,8 @@ def _floats(values: Array) -> torch.Tensor:
 
 def _in_steps(weight: Weight, latent: torch.Tensor, ratios: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return a latent weight in units of its scale as it is now."""
-    return latent / _unit(weight, latent, ratios)
+    found: torch.Tensor = latent / _unit(weight, latent, ratios)
+    return found
 
 
 def _unit(weight: Weight, latent: torch.Tensor, ratios: dict[str, torch.Tensor]) -> Any:

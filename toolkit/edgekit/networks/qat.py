@@ -86,7 +86,7 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     )
     result = Path(arguments["result"])
     result.mkdir(parents=True, exist_ok=True)
-    save_file({name: np.ascontiguousarray(value) for name, value in module.learned().items()}, result / LEARNED)
+    save_file({name: np.array(value, order="C") for name, value in module.learned().items()}, result / LEARNED)
     _keep_outputs(module, feeds, result / OUTPUTS)
     return {
         "training": {**fitted.facts(), "rate": schedule.rate, "goal": goal.words()},
