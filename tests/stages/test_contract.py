@@ -16,6 +16,7 @@ from edgekit.plan import make_stage
 from edgekit.stage import STAGES, stage_class
 
 KINDS = {"onnx", "torch"}
+NEEDS = {"data", "training", "labels", "teacher", "dialect", "original"}
 
 
 def small_cnn() -> onnx.ModelProto:
@@ -57,7 +58,7 @@ def test_the_declaration_is_whole(name):
     assert cls.revision >= 1
     assert cls.takes <= KINDS
     assert cls.makes in KINDS
-    assert cls.needs <= {"data", "training", "labels", "teacher", "original", "dialect"}
+    assert cls.needs <= NEEDS
     assert dataclasses.is_dataclass(cls)
     assert cls.__dataclass_params__.frozen
     assert all(field.kw_only for field in dataclasses.fields(cls))
