@@ -16,6 +16,8 @@ from edgekit.errors import UsageError, did_you_mean
 from edgekit.profile import Profile
 
 STAGES = {
+    "prune-channels": "edgekit.stages.prune_channels:PruneChannels",
+    "prune-weights": "edgekit.stages.prune_weights:PruneWeights",
     "capture": "edgekit.stages.capture:Capture",
     "freeze-shapes": "edgekit.stages.freeze_shapes:FreezeShapes",
     "simplify": "edgekit.stages.simplify:Simplify",

@@ -10,6 +10,7 @@ is never wrong. Tied weights and modules that are called twice need no rule: the
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from edgekit.errors import UnsupportedError
-from edgekit.networks.labels import PLAIN, Ids, Labels
 from edgekit.networks.export import INNER
+from edgekit.networks.labels import PLAIN, Ids, Labels
 from edgekit.networks.network import Network, evaluating, flatten
 
 if TYPE_CHECKING:
@@ -48,6 +49,14 @@ class Size(NamedTuple):
     value: int
 
 
+class Work(NamedTuple):
+    """What a layer does for the example inputs: multiply-accumulates, elements it moves, how it computes."""
+
+    macs: int
+    moved: int
+    kind: str
+
+
 class Split(NamedTuple):
     """An axis that a reshape splits into `parts`; one of the parts carries the channels."""
 
@@ -68,6 +77,7 @@ class Coupling:
         grouped: weight of a convolution with groups -> whether its groups are removed whole (else: all get thinner).
         blocks: normalization weight -> channels per group, for GroupNorm.
         sizes: sizes written in code.
+        work: weight -> what its layer does, once per call.
         splits: node -> how its axis was split.
         inexact: labels that are normalized over, when that was allowed: without them the others change.
         unknown: operator that is not understood, with its module -> how many channels are kept because of it.
@@ -81,6 +91,7 @@ class Coupling:
     blocks: dict[str, int] = field(default_factory=dict)
     sizes: list[Size] = field(default_factory=list)
     splits: dict[str, Split] = field(default_factory=dict)
+    work: dict[str, list[Work]] = field(default_factory=dict)
     inexact: list[Ids] = field(default_factory=list)
     unknown: dict[str, int] = field(default_factory=dict)
 
@@ -124,7 +135,7 @@ class Trace:
 
     def tie(self, first: Ids, second: Ids) -> None:
         """Tie labels at the current node."""
-        self.labels.tie(first, second, self.why(f"{name_of(self.node)} combines it with what stays"))
+        self.labels.tie(first, second, self.why(f"{name_of(self.node)} ties it to what stays"))
 
     def keep(self, labels: Ids, text: str) -> None:
         """Keep labels at the current node."""
@@ -138,6 +149,17 @@ class Trace:
         """Return the name in the state of the tensor that an argument is; empty for what is computed."""
         return self.slots.get(value.name, "") if hasattr(value, "name") else ""
 
+    def work(self, value: Any, read: Axes, *, macs: int, kind: str = "compute") -> None:
+        """Note what a layer with a weight does."""
+        if name := self.slot(value):
+            sizes = (self.shape(), tuple(map(len, read)), tuple(map(len, self.weight(name))))
+            done = Work(macs, sum(map(math.prod, sizes)), kind)
+            self.coupling.work.setdefault(name, []).append(done)
+
+    def weight(self, name: str) -> Axes:
+        """Return the axes of a tensor of the state."""
+        return [labels for slot, labels in self.coupling.axes.items() if slot.tensor == name]
+
     def size(self, labels: Ids, value: Any) -> None:
         """Note a size that stands in the code."""
         if isinstance(value, int) and value > 0 and self.live(labels):
@@ -147,7 +169,8 @@ class Trace:
 def name_of(node: torch.fx.Node) -> str:
     """Return an operator's name without its namespace and overload: `conv2d`, `add`."""
     target = node.target
-    text = target.name() if hasattr(target, "overloadpacket") else getattr(target, "__name__", str(target))
+    overload: Any = target
+    text = overload.name() if hasattr(target, "overloadpacket") else getattr(target, "__name__", str(target))
     name = text.rpartition("::")[2].partition(".")[0]
     return name if name.startswith("__") else name.removesuffix("_")
 
@@ -196,20 +219,20 @@ def couple(network: Network, *, across_norms: bool = False) -> Coupling:
     program = trace_program(network)
     state = set(network.module.state_dict())
     choices: dict[str, int] = {}
-    best = _interpret(program, state, choices, across_norms)
+    best = _interpret(program, state, choices, across_norms=across_norms)
     kinds = sorted({split.kind for split in best.splits.values()})
     for kind in kinds:
         nodes = [node for node, split in best.splits.items() if split.kind == kind]
         for part in range(1, max((best.splits[node].parts for node in nodes), default=1)):
             tried = {**choices, **dict.fromkeys(nodes, part)}
-            other = _interpret(program, state, tried, across_norms)
+            other = _interpret(program, state, tried, across_norms=across_norms)
             if other.freedom() > best.freedom():
                 best, choices = other, tried
     return best
 
 
 def _interpret(
-    program: torch.export.ExportedProgram, state: set[str], choices: Mapping[str, int], across_norms: bool
+    program: torch.export.ExportedProgram, state: set[str], choices: Mapping[str, int], *, across_norms: bool
 ) -> Coupling:
     from edgekit.networks.coupling_ops import OPERATORS  # its rules need the classes of this file
 
@@ -234,7 +257,7 @@ def _interpret(
 
 def _placed(trace: Trace, name: str, state: set[str]) -> Any:
     """Give a parameter or a floating buffer of the state its labels; everything else is plain."""
-    value = trace.node.meta.get("val")
+    value: Any = trace.node.meta.get("val")
     if name not in state or not value.dtype.is_floating_point:
         return _plain(value)
     trace.slots[trace.node.name] = name
@@ -258,7 +281,7 @@ def _applied(trace: Trace, table: Mapping[str, Callable[..., Any]], values: dict
     inputs = [axis for argument in node.all_input_nodes for axis in _leaves(values[argument.name])]
     flat = np.concatenate(inputs) if inputs else np.zeros(0, np.int64)
     count = int((trace.labels.free(flat) != PLAIN).sum())
-    if count and not isinstance(node.meta.get("val"), type(None)):
+    if count and node.meta.get("val") is not None:
         text = trace.why(f"'{name_of(node)}' is not understood")
         trace.labels.keep(flat, text)
         trace.coupling.unknown[text] = trace.coupling.unknown.get(text, 0) + count

@@ -6,6 +6,7 @@ apply: then everything that goes in is kept.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,9 @@ import numpy as np
 from edgekit.networks.coupling import Arguments, Axes, Slot, Trace, name_of
 from edgekit.networks.coupling_shapes import SHAPES, reshaped
 from edgekit.networks.labels import Ids
+
+_HEADS = 3
+"""Products of two activations with more axes than this are attention: batch, heads, tokens, width of a head."""
 
 
 def _pointwise(trace: Trace, given: Arguments) -> Axes:
@@ -35,14 +39,14 @@ def _same(_trace: Trace, given: Arguments) -> Axes:
     return list(given.tensors()[0])
 
 
-def _along(trace: Trace, given: Arguments) -> Axes:
+def _along(trace: Trace, given: Arguments) -> Any:
     """Keep the axes that an operator looks along (softmax, cumsum, sort, flip); shape and the others stay."""
     axes = list(given.tensors()[0])
     stated = given["dim"] if "dim" in given.defaults or "dim" in given.raw else given["dims"]
     for dim in _dims(stated, len(axes)):
         trace.keep(axes[dim], f"{name_of(trace.node)} looks along it")
     value = trace.node.meta["val"]
-    return [axes for _ in value] if isinstance(value, (tuple, list)) else axes  # type: ignore[return-value]
+    return [axes for _ in value] if isinstance(value, (tuple, list)) else axes
 
 
 def _reduce(trace: Trace, given: Arguments) -> Any:
@@ -65,6 +69,7 @@ def _linear(trace: Trace, given: Arguments) -> Axes:
     x, weight, bias = given.axes("input"), given.axes("weight"), given.axes("bias")
     assert x is not None
     assert weight is not None
+    trace.work(given.raw["weight"], x, macs=math.prod(trace.shape()) * len(weight[1]))
     _read(trace, given.raw["weight"], 1, x[-1], weight[1])
     return [*x[:-1], _made(trace, given.raw["weight"], 0, weight[0], bias)]
 
@@ -86,6 +91,9 @@ def _convolution(trace: Trace, given: Arguments) -> Axes:
         if bias is not None:
             trace.tie(made, bias[0])
     shape = trace.shape()
+    kind = "compute" if groups == 1 else "depthwise" if groups == len(channels) else "grouped"
+    per = math.prod(map(len, weight[1:]))
+    trace.work(node, x, macs=per * (math.prod(map(len, x)) if transposed else math.prod(shape)), kind=kind)
     return [*x[: -spatial - 1], made, *(np.zeros(size, np.int64) for size in shape[-spatial:])]
 
 
@@ -147,6 +155,8 @@ def _matmul(trace: Trace, given: Arguments) -> Axes:
     assert b is not None
     _contract(trace, given, (left, a[-1], len(a) - 1), (right, b[-2] if len(b) > 1 else b[0], max(len(b) - 2, 0)))
     shape = trace.shape()
+    for key, other in ((left, b), (right, a)):
+        trace.work(given.raw[key], other, macs=math.prod(shape) * len(a[-1]))
     batch: Axes = [np.zeros(size, np.int64) for size in shape[: len(shape) - (len(a) > 1) - (len(b) > 1)]]
     for axis, size in enumerate(batch):
         at = axis - len(batch) - 2
@@ -158,6 +168,8 @@ def _matmul(trace: Trace, given: Arguments) -> Axes:
     for key, axes, axis in ((left, a, len(a) - 2), (right, b, len(b) - 1)):
         if len(axes) > 1 and (name := trace.slot(given.raw[key])):
             trace.coupling.makes.add(Slot(name, axis))
+    if min(len(a), len(b)) > _HEADS and not trace.slot(given.raw[left]) and not trace.slot(given.raw[right]):
+        trace.keep(b[-1], "it is the width of a head")
     if added is not None:
         for labels, sums in zip(reversed(out), reversed(added), strict=False):
             if len(labels) == len(sums):
@@ -209,6 +221,8 @@ def _attention(trace: Trace, given: Arguments) -> Axes | None:
         return None
     for labels in (query[-1], key[-1], key[-2], value[-2], query[-2]):
         trace.keep(labels, "attention sums over it")
+    if len(value) > _HEADS:
+        trace.keep(value[-1], "it is the width of a head")
     mask = given.axes("attn_mask") or []
     for axis in range(len(query) - 2):
         times = len(query[axis]) // max(1, len(key[axis]))
@@ -356,27 +370,56 @@ def _dims(stated: Any, rank: int) -> list[int]:
 def _table() -> dict[str, Callable[[Trace, Arguments], Any]]:
     rules: dict[str, Callable[[Trace, Arguments], Any]] = {**SHAPES}
     groups: list[tuple[Callable[[Trace, Arguments], Any], str]] = [
-        (_same, "clone contiguous to alias detach lift_fresh_copy dropout feature_dropout alpha_dropout _to_copy "
-                "type_as float double zeros_like ones_like empty_like full_like rand_like randn_like bernoulli"),
-        (_pointwise, "where masked_fill __and__ __or__ __xor__ clamp clip hardswish hardsigmoid hardtanh relu6 rsub "
-                     "true_divide divide multiply subtract square addcmul addcdiv lerp mish"),
-        (_along, "softmax log_softmax _softmax _log_softmax cumsum cumprod flip roll sort logcumsumexp"),
-        (_reduce, "mean sum amax amin max min var std var_mean std_mean prod norm linalg_vector_norm logsumexp argmax "
-                  "argmin any all"),
+        (
+            _same,
+            (
+                "clone contiguous to alias detach lift_fresh_copy dropout feature_dropout alpha_dropout _to_copy "
+                "type_as float double zeros_like ones_like empty_like full_like rand_like randn_like bernoulli"
+            ),
+        ),
+        (
+            _pointwise,
+            (
+                "where masked_fill __and__ __or__ __xor__ clamp clip hardswish hardsigmoid hardtanh relu6 rsub "
+                "true_divide divide multiply subtract square addcmul addcdiv lerp mish"
+            ),
+        ),
+        (
+            _along,
+            ("softmax log_softmax _softmax _log_softmax cumsum cumprod flip roll sort logcumsumexp"),
+        ),
+        (
+            _reduce,
+            (
+                "mean sum amax amin max min var std var_mean std_mean prod norm linalg_vector_norm logsumexp "
+                "argmax argmin any all"
+            ),
+        ),
         (_linear, "linear"),
-        (_convolution, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"),
+        (
+            _convolution,
+            ("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"),
+        ),
         (_matmul, "matmul mm bmm addmm baddbmm"),
         (_einsum, "einsum"),
         (_attention, "scaled_dot_product_attention"),
         (_channelwise, "batch_norm instance_norm prelu"),
         (_group_norm, "group_norm"),
         (_layer_norm, "layer_norm rms_norm"),
-        (_pool, "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
-                "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d "
-                "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices upsample_nearest1d "
-                "upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d _upsample_bilinear2d_aa "
-                "_upsample_bicubic2d_aa _upsample_nearest_exact2d"),
-        (_pad, "pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d"),
+        (
+            _pool,
+            (
+                "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
+                "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d "
+                "adaptive_max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices "
+                "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d "
+                "_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact2d"
+            ),
+        ),
+        (
+            _pad,
+            ("pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d"),
+        ),
         (_embedding, "embedding"),
         (_glu, "glu"),
         (_shuffle, "channel_shuffle native_channel_shuffle"),
@@ -384,7 +427,7 @@ def _table() -> dict[str, Callable[[Trace, Arguments], Any]]:
         (_pixel_unshuffle, "pixel_unshuffle"),
         (_reshape, "view reshape _unsafe_view flatten unflatten view_as reshape_as"),
         (_nothing, "_assert_tensor_metadata"),
-    ]  # fmt: skip
+    ]
     for rule, names in groups:
         rules.update(dict.fromkeys(names.split(), rule))
     return rules

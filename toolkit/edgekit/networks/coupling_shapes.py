@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -49,9 +50,9 @@ def _parts(old: Sequence[int], new: Sequence[int]) -> list[int] | None:
             total *= size
             cuts.add(total)
     ordered = sorted(cuts)
-    if any(high % low for low, high in zip(ordered, ordered[1:], strict=False)):
+    if any(high % low for low, high in itertools.pairwise(ordered)):
         return None
-    return [high // low for low, high in zip(ordered, ordered[1:], strict=False)][::-1]
+    return [high // low for low, high in itertools.pairwise(ordered)][::-1]
 
 
 def _take(parts: list[int], size: int) -> list[int]:
@@ -121,7 +122,9 @@ def _permute(_trace: Trace, given: Arguments) -> Axes:
 
 def _movedim(trace: Trace, given: Arguments) -> Axes:
     axes = given.tensors()[0]
-    listed = [value if isinstance(value, (list, tuple)) else [value] for value in (given["source"], given["destination"])]
+    listed = [
+        value if isinstance(value, (list, tuple)) else [value] for value in (given["source"], given["destination"])
+    ]
     source, target = ([int(dim) % len(axes) for dim in dims] for dims in listed)
     order = [dim for dim in range(len(axes)) if dim not in source]
     for to, dim in sorted(zip(target, source, strict=True)):
