@@ -1,4 +1,4 @@
-"""What stages change in a model: saved without pickle, rebuilt bit-equal in a fresh process, captured like any other."""
+"""What stages change in a model: saved without pickle, rebuilt bit-equal in a fresh process, captured as any other."""
 
 import shutil
 from pathlib import Path

@@ -128,6 +128,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
             preprocessing=preprocessing,
             label_map=label_map,
             limit=calibration,
+            training=plan.trains,
             strict=strict,
             seed=seed,
             listen=listen,

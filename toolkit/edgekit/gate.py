@@ -145,7 +145,8 @@ class Gate:
         known = [("latency", latency, min(self.budget.latency_ms.values(), default=None))]
         known += [("size", size.value, self.budget.max_size), ("drop", drop, self.budget.max_drop)]
         within = all(value is None or limit is None or value <= limit for _, value, limit in known)
-        return Score(within=within, latency_ms=latency, size=int(size.value or 0), drop=drop)
+        keeps = drop is None or self.budget.max_drop is None or drop <= self.budget.max_drop
+        return Score(within=within, latency_ms=latency, size=int(size.value or 0), drop=drop, keeps=keeps)
 
     def estimate(self, artifact: Artifact) -> tuple[Figure, ...]:
         """Predict what can be predicted; nothing for a graph whose shapes are open."""

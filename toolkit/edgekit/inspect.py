@@ -92,7 +92,8 @@ def inspect(  # noqa: PLR0913 - one keyword per option of the command line
         told = inspect_model(graph, shelf.folder(graph.id), device if profile else None)
     lines: tuple[str, ...] = ()
     if plan:
-        given = Given(model=model, kind="onnx", data=data is not None, teacher=False)
+        kind = "onnx" if model.endswith((".onnx", ".edgekit")) else "torch"
+        given = Given(model=model, kind=kind, data=data is not None, teacher=False)
         chosen = load_recipe(recipe or device.recipe)
         lines = tuple(make_plan(chosen, device, load_exporter(device.runtime), given).lines())
     return Report(told=told, plan=lines)
