@@ -18,6 +18,8 @@ from edgekit.errors import UsageError, did_you_mean
 from edgekit.profile import Profile
 
 STAGES = {
+    "prune-channels": "edgekit.stages.prune_channels:PruneChannels",
+    "prune-weights": "edgekit.stages.prune_weights:PruneWeights",
     "finetune": "edgekit.stages.finetune:Finetune",
     "distill": "edgekit.stages.distill:Distill",
     "capture": "edgekit.stages.capture:Capture",
