@@ -63,8 +63,12 @@ class Target(Protocol):
     """A device, an emulator or a simulator that runs bundles."""
 
     url: str
-    provenance: Provenance
     findings: list[Finding]
+
+    @property
+    def provenance(self) -> Provenance:
+        """How its outputs were obtained: `measured` on a device, `simulated`; connects when it must look."""
+        ...
 
     def fingerprint(self) -> dict[str, str]:
         """Say what the target is (hardware, OS, runtime versions): part of cache keys and of the report."""

@@ -59,8 +59,8 @@ def dla_findings(subject: Subject, placed: Sequence[Placed]) -> list[Finding]:
     ]
     nodes, pieces = f"{len(off)} node{'s' if len(off) > 1 else ''}", segments.count("DLA")
     text = (
-        f"{nodes} off the DLA, {segments.switches} device switches ({pieces} DLA segments); each copies its tensors, so "
-        "the DLA's peak rate says nothing about the latency"
+        f"{nodes} off the DLA, {segments.switches} device switches ({pieces} DLA segments); each copies its tensors, "
+        "so the DLA's peak rate says nothing about the latency"
     )
     return [*found, subject.finding("warning", "dla-switches", "", text, "Build for the GPU, or remove these nodes.")]
 

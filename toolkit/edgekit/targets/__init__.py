@@ -10,7 +10,7 @@ __all__ = ["CompositeTarget", "open_target"]
 
 
 def open_target(url: str, profile: Profile) -> CompositeTarget:
-    """Return the target of a URL (`local`, `ssh://user@host[:port]`), not yet connected.
+    """Return the target of a URL (`local`, `ssh://user@host[:port]`, `emulated-aarch64`), not yet connected.
 
     Args:
         url: where it is.

@@ -21,7 +21,7 @@ from edgekit.npz import check_arrays
 from edgekit.profile import Profile
 from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
 from edgekit.targets import machines
-from edgekit.targets.figures import latency_figures, memory_figure
+from edgekit.targets.figures import latency_figures, memory_figure, unproven_figures
 from edgekit.transport import Transport
 
 CHUNK = 32 << 20
@@ -37,7 +37,6 @@ class CompositeTarget:
 
     Attributes:
         url: where it is.
-        provenance: `measured`: it is what it is.
         findings: what is worth knowing about it: of another kind than the profile, something else ran than was asked.
         details: what the runner told of the last measurement: raw series, memory, temperatures and clocks.
     """
@@ -45,7 +44,6 @@ class CompositeTarget:
     def __init__(self, transport: Transport, profile: Profile) -> None:
         """Take a transport, not yet open, and the profile that the machine should be of."""
         self.url = transport.url
-        self.provenance: Provenance = "measured"
         self.findings: list[Finding] = []
         self.details: dict[str, Any] = {}
         self._transport = transport
@@ -88,6 +86,11 @@ class CompositeTarget:
                 self._find(finding)
         return self._probe
 
+    @property
+    def provenance(self) -> Provenance:
+        """`measured`: it is what it is; `simulated` when the machine is an emulator. Connects, as `probe`."""
+        return "simulated" if self.probe().get("emulator") else "measured"
+
     def fingerprint(self) -> dict[str, str]:
         """Say what the machine is: hardware, OS, runtimes, power mode."""
         return machines.fingerprint_of(self.probe())
@@ -113,8 +116,12 @@ class CompositeTarget:
     def measure(self, bundle: Bundle, feed: Feed, *, runs: int, threads: int) -> tuple[Figure, ...]:
         """Measure latency and memory; a figure that must not decide a budget says why in its note.
 
+        An emulator is not timed: its figures have no value, and say so.
+
         Raises: as `run`.
         """
+        if emulator := self.probe().get("emulator"):
+            return unproven_figures(str(emulator))
         with tempfile.TemporaryDirectory(prefix="edgekit-") as scratch:
             inputs = [self._send([feed], Path(scratch))]
             job = {"inputs": inputs, "runs": runs, "threads": threads, "max_seconds": MEASURE_SECONDS}

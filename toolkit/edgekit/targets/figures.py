@@ -49,6 +49,16 @@ def memory_figure(memory: dict[str, Any] | None, on: str, notes: Sequence[str]) 
     return Figure(name="memory", value=value, unit="B", provenance="measured", on=on, n=1, note="; ".join(told))
 
 
+def unproven_figures(on: str) -> tuple[Figure, ...]:
+    """Return latency and memory of an emulator: no values, and why."""
+    note = f"{on} emulates another processor: its time and memory say nothing about a device"
+    units = {**{f"latency-{name}": "ms" for name in PERCENTILES}, "memory": "B"}
+    return tuple(
+        Figure(name=name, value=None, unit=unit, provenance="simulated", on=on, note=note)
+        for name, unit in units.items()
+    )
+
+
 def _latency(name: str, percentile: dict[str, Any], on: str, note: str, runs: int) -> Figure:
     return Figure(
         name=f"latency-{name}",
