@@ -78,8 +78,14 @@ class Target(Protocol):
         """Yield one dict of outputs per feed, in order, holding no more than a chunk of them."""
         ...
 
-    def measure(self, bundle: Bundle, feed: Feed, *, runs: int, threads: int) -> tuple[Figure, ...]:
-        """Measure `latency-p50`, `-p90`, `-p95`, `-p99` (ms) and `memory` (B) with at least `runs` timed runs."""
+    def measure(
+        self, bundle: Bundle, feed: Feed, *, runs: int, threads: int, sustained: float = 0
+    ) -> tuple[Figure, ...]:
+        """Measure `latency-p50`, `-p90`, `-p95`, `-p99` (ms) and `memory` (B) with at least `runs` timed runs.
+
+        `energy` (mJ) where the machine tells its power. With `sustained` seconds of load, latency is that of the last
+        minute.
+        """
         ...
 
     def golden(self, bundle: Bundle, inputs: Path, outputs: Path, *, tolerance: Tolerance) -> GoldenResult:

@@ -21,13 +21,15 @@ from edgekit.npz import check_arrays
 from edgekit.profile import Profile
 from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
 from edgekit.targets import machines
-from edgekit.targets.figures import latency_figures, memory_figure, unproven_figures
+from edgekit.targets.figures import energy_figure, latency_figures, memory_figure, settled_latency, unproven_figures
 from edgekit.transport import Transport
 
 CHUNK = 32 << 20
 """Bytes of feeds that are sent, run and fetched at a time."""
 CHUNK_FEEDS = 1024
 """Feeds that are sent at a time at most: outputs may be bigger than inputs."""
+ENERGY_SECONDS = 6
+"""How long a Jetson runs beside tegrastats: some 60 samples."""
 PROBE_SECONDS, RUN_SECONDS, MEASURE_SECONDS = 300, 7200, 1800
 """How long a probe, a chunk (an engine may have to be built first) and the runs of a measurement may take."""
 
@@ -113,7 +115,9 @@ class CompositeTarget:
                 self._transport.pull(f"{self._folder}/{result['outputs'][0]}", outputs)
                 yield from _read_outputs(outputs, count, self.url)
 
-    def measure(self, bundle: Bundle, feed: Feed, *, runs: int, threads: int) -> tuple[Figure, ...]:
+    def measure(
+        self, bundle: Bundle, feed: Feed, *, runs: int, threads: int, sustained: float = 0
+    ) -> tuple[Figure, ...]:
         """Measure latency and memory; a figure that must not decide a budget says why in its note.
 
         An emulator is not timed: its figures have no value, and say so.
@@ -125,7 +129,8 @@ class CompositeTarget:
         with tempfile.TemporaryDirectory(prefix="edgekit-") as scratch:
             inputs = [self._send([feed], Path(scratch))]
             job = {"inputs": inputs, "runs": runs, "threads": threads, "max_seconds": MEASURE_SECONDS}
-            timeout = RUN_SECONDS + MEASURE_SECONDS
+            job |= {"energy_seconds": ENERGY_SECONDS if self.probe().get("jetson") else 0, "sustained": sustained}
+            timeout = RUN_SECONDS + MEASURE_SECONDS + 2 * ENERGY_SECONDS + 2 * sustained
             self.details = self._start("measure", bundle, job, Path(scratch), timeout=timeout)
         probe, notes = self.probe(), []
         on = f"{self._transport.title} ({machines.name_of(probe)}, {machines.engine_of(self.details['engine'])})"
@@ -135,9 +140,14 @@ class CompositeTarget:
             notes += [f"{ran} ran instead of {fallback['asked'][0]}: {fallback['reason']}"] if fallback else []
             mode = machines.other_power_mode(probe, self._profile)
             notes += [f"measured in {mode}"] if mode else []
+        summary, finding = settled_latency(self.details, sustained, self._transport.title)
+        if finding is not None:
+            self._find(finding)
+        energy = self.details.get("energy")
         return (
-            *latency_figures(self.details["latency"], on, notes),
+            *latency_figures(summary, on, notes),
             memory_figure(self.details["memory"], on, notes),
+            *([energy_figure(energy, on, notes)] if energy else []),
         )
 
     def golden(
