@@ -154,8 +154,9 @@ class OutputDistance:
     def lost_columns(self, floor: float) -> list[str]:
         """Name the columns that lost their information: below `floor` dB, or constant where the original is not.
 
-        Columns of fewer than 8 values say nothing. Columns of values that are negligible beside the rest (a factor of 1e-5) are left out, and so are up to 2 % of
-        the columns of long axes: a detector's few columns each mean something, one feature of hundreds does not.
+        Columns of fewer than 8 values say nothing. Columns of values that are negligible beside the rest (a factor of
+        1e-5) are left out, and so are up to 2 % of the columns of long axes: a detector's few columns each mean
+        something, one feature of hundreds does not.
         """
         lost = []
         for axis, columns in sorted(self._axes.items()):
