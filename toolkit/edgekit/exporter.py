@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from edgekit.artifact import Artifact
 from edgekit.budget import Figure
@@ -50,7 +51,8 @@ class Exporter(Protocol):
 
         Returns:
             Facts: `runtime` (what the runner uses: `onnxruntime` or `tensorrt`), `model` (the file it loads),
-            `providers` (onnxruntime execution providers in order), and what else is worth telling.
+            `providers` (onnxruntime execution providers in order), `loads` (the files that the device loads, when not
+            all of them are), and what else is worth telling.
         """
         ...
 
@@ -64,6 +66,34 @@ class Exporter(Protocol):
         """Predict the same in detail: each fused kernel, memory, and where the interval comes from.
 
         On a GPU, `protocol` says whether kernels are started at once (a CUDA graph) or one by one.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Where a node would run: `on` is a unit of the device (`GPU`, `DLA`, ...) or `unsupported`, and why."""
+
+    node: str
+    op: str
+    on: str
+    why: str = ""
+
+
+@runtime_checkable
+class Placer(Protocol):
+    """What an exporter offers besides, when its runtime spreads a network over units of the device."""
+
+    def place(
+        self, artifact: Artifact, folder: Path, profile: Profile, findings: Sequence[Finding]
+    ) -> tuple[Placed, ...]:
+        """Say for each node that computes where it would run, in the order of the graph.
+
+        Args:
+            artifact: the model.
+            folder: where its files lie.
+            profile: the device.
+            findings: what `lint` said: nodes that errors name run nowhere.
         """
         ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,7 +11,7 @@ from edgekit.artifact import MAIN, Artifact
 from edgekit.budget import Figure
 from edgekit.dialect import Dialect
 from edgekit.events import Finding
-from edgekit.exporter import StageSpec
+from edgekit.exporter import Placed, StageSpec
 from edgekit.profile import Profile
 
 if TYPE_CHECKING:
@@ -59,6 +60,15 @@ class TensorRTExporter:
         from edgekit_exporters.tensorrt.lint import lint
 
         return lint(artifact, folder, profile)
+
+    def place(
+        self, artifact: Artifact, folder: Path, profile: Profile, findings: Sequence[Finding]
+    ) -> tuple[Placed, ...]:
+        """Say which nodes run on the GPU, which on the DLA (when the profile asks for it), and which nowhere."""
+        from edgekit.graphs.rules import Subject
+        from edgekit_exporters.tensorrt.placement import place
+
+        return place(Subject(artifact, folder, profile, "trt"), findings)
 
     def compile(self, artifact: Artifact, folder: Path, profile: Profile, out: Path) -> dict[str, Any]:
         """Write `model.onnx`, from which the device builds its engine, and `build.json` with the commands that do."""

@@ -12,19 +12,24 @@ from edgekit.cli.options import json_option
 @click.command()
 @click.argument("model")
 @click.option("--profile", metavar="NAME", help="Also say what this device lacks for it.")
-@click.option("--plan", is_flag=True, help="Print what a build would do, per stage.")
-@click.option("--recipe", metavar="NAME|FILE", help="The recipe of --plan (default: the profile's).")
-@click.option("--data", metavar="DIR|FILE", help="The data of --plan.")
+@click.option("--plan", is_flag=True, help="Print what a build would decide for every tensor, and why.")
+@click.option("--blame", is_flag=True, help="Measure which layers lose the accuracy; needs --data.")
+@click.option("--recipe", metavar="NAME|FILE", help="The recipe of --plan and --blame (default: the profile's).")
+@click.option("--data", metavar="DIR|FILE", help="The data of --plan and --blame.")
 @click.option("--weights", metavar="FILE", help="A safetensors file for a python: model.")
 @click.option("--shape", multiple=True, metavar="x=MIN/OPT/MAX", help="Fix or bound an input's shape: x=1x3x224x224.")
+@click.option("--threads", type=click.IntRange(1), default=1, help="CPU threads for --plan and --blame.")
 @json_option
-def inspect(model: str, plan: bool, as_json: bool, **options: Any) -> int:
-    """Say what is in MODEL: inputs, operators, MACs, parameters, shapes, and what a device lacks for it."""
+def inspect(model: str, as_json: bool, **options: Any) -> int:
+    """Say what is in MODEL: inputs, operators, MACs, parameters, shapes, and what a device lacks for it.
+
+    MODEL may also be a package or the id of an artifact in the store; --plan then tells what was decided for it.
+    """
     from edgekit.cli.printing import Teller, console_for_stdout, finding_line, print_json, rows_table
     from edgekit.inspect import inspect as run_inspect
 
-    with Teller(quiet=True) as teller:
-        report = run_inspect(model, plan=plan, listen=teller.listen, **options)
+    with Teller(quiet=as_json or not (options["plan"] or options["blame"])) as teller:
+        report = run_inspect(model, listen=teller.listen, **options)
     if as_json:
         print_json({"status": "pass", "exit": 0, "error": None, **report.to_dict()})
         return 0
