@@ -117,10 +117,11 @@ class QnnExporter:
         return self.forecast(artifact, folder, profile).figures
 
     def forecast(self, artifact: Artifact, folder: Path, profile: Profile, *, protocol: Protocol = "graph") -> Forecast:
-        """Predict with the profile's roofline, kernel by kernel."""
+        """Predict with the profile's roofline, kernel by kernel; there is one way to start a run."""
         from edgekit_exporters.qnn.latency import predict
 
-        return predict(artifact, folder, profile, protocol=protocol)
+        del protocol
+        return predict(artifact, folder, profile)
 
     def _why_not(self, profile: Profile) -> str | None:
         """Say why nothing can be compiled for a profile; None when it can."""
