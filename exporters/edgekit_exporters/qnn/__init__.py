@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -21,6 +21,10 @@ from edgekit.profile import Profile
 from edgekit_exporters.qnn.context import BINARY, CONTEXT, Context, RefusedError, is_installed
 from edgekit_exporters.qnn.desk import Desk, options_of, soc_of, write_fixed
 from edgekit_exporters.qnn.lint import NOT_COMPILED, compile_findings, fallback_findings, lint, not_compiled
+
+if TYPE_CHECKING:
+    from edgekit.graphs.forecast import Forecast
+    from edgekit.graphs.roofline import Protocol
 
 __all__ = ["EXPORTER", "NOT_COMPILED", "QnnExporter"]
 
@@ -57,6 +61,8 @@ class QnnExporter:
             ops=("Conv", "ConvTranspose", "MatMul", "Gemm"),
             carry=_CARRY,
             stored_per_channel=False,
+            whole="prefer" if profile.settings.get("htp", {}).get("fp16", True) else "must",
+            precisions=("w8a8", "w8a16", "w4a16"),
             int4="none",  # the HTP wants 16-bit activations beside 4-bit weights in blocks, these stay float
             max_opset=profile.graph.max_opset,
             max_ir=profile.graph.max_ir,
@@ -107,10 +113,15 @@ class QnnExporter:
         return facts
 
     def estimate(self, artifact: Artifact, folder: Path, profile: Profile) -> tuple[Figure, ...]:
-        """Predict the latency: Qualcomm's own estimate where its compiler has one, else the profile's roofline."""
+        """Predict latency and memory with the profile's roofline."""
+        return self.forecast(artifact, folder, profile).figures
+
+    def forecast(self, artifact: Artifact, folder: Path, profile: Profile, *, protocol: Protocol = "graph") -> Forecast:
+        """Predict with the profile's roofline, kernel by kernel; there is one way to start a run."""
         from edgekit_exporters.qnn.latency import predict
 
-        return predict(self._desk, artifact, folder, profile, compiles=self._why_not(profile) is None)
+        del protocol
+        return predict(artifact, folder, profile)
 
     def _why_not(self, profile: Profile) -> str | None:
         """Say why nothing can be compiled for a profile; None when it can."""

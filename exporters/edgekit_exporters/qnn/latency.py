@@ -1,20 +1,21 @@
-"""Latency on the HTP without a device: Qualcomm's own estimate, else the roofline."""
+"""Latency on the HTP without a device."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgekit.artifact import MAIN, Artifact
-from edgekit.budget import Figure
 from edgekit.profile import Profile
-from edgekit_exporters.qnn.desk import Desk
+
+if TYPE_CHECKING:
+    from edgekit.graphs.forecast import Forecast
 
 
-def predict(desk: Desk, artifact: Artifact, folder: Path, profile: Profile, *, compiles: bool) -> tuple[Figure, ...]:
-    """Return the latency's figure."""
+def predict(artifact: Artifact, folder: Path, profile: Profile) -> Forecast:
+    """Predict latency and memory with the profile's roofline, kernel by kernel."""
     from edgekit.graphs.cost import cost_of
-    from edgekit.graphs.roofline import predict_latency
+    from edgekit.graphs.forecast import forecast
     from edgekit.graphs.rules import usual_shapes
 
-    del desk, compiles
-    return (predict_latency(cost_of(folder / MAIN, usual_shapes(artifact)), profile),)
+    return forecast(cost_of(folder / MAIN, usual_shapes(artifact)), profile)

@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import msgspec
-import numpy as np
 
 from edgekit.artifact import MAIN
 from edgekit.data import Samples
 from edgekit.errors import EdgekitError, InputError, NeedsDataError, UnsupportedError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
 from edgekit.graphs.blame import Blame
-from edgekit.graphs.calibrate import collect, open_graph, run
+from edgekit.graphs.calibrate import collect
 from edgekit.graphs.canonical import Canonical, canonical
 from edgekit.graphs.companions import copy_companions
 from edgekit.graphs.decisions import save_plan
 from edgekit.graphs.edit import is_standard, load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
-from edgekit.graphs.gemms import join_products, joinable
 from edgekit.graphs.int8_blame import int8_blame
 from edgekit.graphs.int8_choice import Choice, Job, Wishes, held_out
 from edgekit.graphs.int8_edits import int8_edits
@@ -30,7 +28,9 @@ from edgekit.graphs.int8_mixed import Int8Mix, Limits
 from edgekit.graphs.int8_plan import Planner
 from edgekit.graphs.int8_report import int8_summary, shortfalls
 from edgekit.graphs.int8_search import Search, Trial
+from edgekit.graphs.int8_source import joined
 from edgekit.graphs.int8_table import int8_decisions
+from edgekit.graphs.int8_whole import whole_graph
 from edgekit.graphs.int8_write import Writer
 from edgekit.graphs.kernels import kernel_findings
 from edgekit.graphs.original import open_original
@@ -41,6 +41,7 @@ from edgekit.graphs.weights import Weights
 from edgekit.numerics.ranges import METHODS
 from edgekit.stage import Context, Inputs
 
+PRECISIONS = ("w8a8", "w8a16", "w4a16")
 ROUNDINGS = ("nearest", "learned")
 MODES = ("auto", "static", "dynamic", "weights")
 
@@ -50,9 +51,10 @@ _UNMEASURED = "what a layer costs is measured on calibration samples, and there 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeInt8:
-    """Quantize weights and activations to 8 bits.
+    """Quantize weights and activations to 8 bits, or to what the runtime has beside that.
 
     Args:
+        precision: `w8a8`; `w8a16` (16-bit activations) or `w4a16` (4-bit weights too) where the dialect has them.
         method: how activation ranges are chosen: `minmax`, `percentile`, `mse`, `entropy`; `auto` takes the best of
             the first three on held-out calibration samples.
         mode: `static` (ranges from calibration), `dynamic` (products of MatMul and Gemm with ranges at run time),
@@ -75,10 +77,10 @@ class QuantizeInt8:
     revision: ClassVar[int] = 3
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
-    precision: ClassVar[str] = "w8a8"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "onnx", "onnxruntime")
 
+    precision: Literal["w8a8", "w8a16", "w4a16"] = "w8a8"
     method: Literal["auto", "minmax", "percentile", "mse", "entropy"] = "auto"
     mode: Literal["auto", "static", "dynamic", "weights"] = "auto"
     plan: tuple[Int8Edit, ...] = ()
@@ -96,6 +98,7 @@ class QuantizeInt8:
             ("method", self.method, ["auto", *METHODS]),
             ("mode", self.mode, list(MODES)),
             ("rounding", self.rounding, list(ROUNDINGS)),
+            ("precision", self.precision, list(PRECISIONS)),
         ):
             if word not in known:
                 raise UsageError(f"unknown {option} '{word}'", where=self.name, remedy=did_you_mean(word, known))
@@ -127,6 +130,9 @@ class QuantizeInt8:
             model, trial, rounding = improved.model, improved.trial, {"rounding": improved.facts}
         else:
             model = job.writer.write(trial.plan)
+        whole: dict[str, Any] = {}
+        if job.planner.dialect.whole != "no" and not job.seeded:
+            model, trial, whole = whole_graph(job, search, trial, model)
         kernels = kernel_findings(model, job.source.folder, trial.plan, job.planner, context.threads)
         save_model(model, out / MAIN, source=job.source.folder)
         _check(out / MAIN)
@@ -143,13 +149,13 @@ class QuantizeInt8:
         result: dict[str, Any] = {
             "coverage": facts,
             "findings": msgspec.to_builtins(findings),
-            "quantization": int8_summary(choice, trial, search) | mixed | rounding,
+            "quantization": int8_summary(choice, trial, search) | mixed | rounding | whole,
             "decisions": save_plan(
                 out,
                 stage=self.name,
                 dialect=job.planner.dialect.name,
                 coverage=facts,
-                decisions=int8_decisions(trial.plan, job.planner, job.writer),
+                decisions=int8_decisions(trial.plan, job.planner, job.writer, model),
             ),
         }
         if signature != inputs.artifact.facts.get("graphs", {}).get(MAIN):
@@ -207,9 +213,10 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
             where=path.name,
             remedy="Give the float model, or a recipe without quantize-int8: quantizing twice only loses accuracy.",
         )
+    dialect = inputs.dialect.at(stage.precision)
     source = canonical(path)
     weights = Weights(source.model.graph, source.folder)
-    planner = Planner(source.model, weights, inputs.dialect)
+    planner = Planner(source.model, weights, dialect)
     if not planner.compute_nodes() and not planner.operands:
         raise UnsupportedError(
             "nothing in the model can be quantized: no products and no weights",
@@ -218,9 +225,9 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
         )
     int8_edits(_edits(stage), planner)  # before samples are looked at: a misspelled name costs nothing
     samples, findings = _samples(stage, inputs, planner, source, context)
-    source = _joined(source, samples, context)
+    source = joined(source, samples, context.threads)
     weights = Weights(source.model.graph, source.folder)
-    planner = Planner(source.model, weights, inputs.dialect)
+    planner = Planner(source.model, weights, dialect)
     tensors = [] if isinstance(samples, SeededSamples) else planner.tensors()
     statistics = collect(
         source.model,
@@ -245,7 +252,7 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
         source=source,
         weights=weights,
         planner=planner,
-        writer=Writer(source, weights, inputs.dialect),
+        writer=Writer(source, weights, dialect),
         samples=samples,
         path=path,
         statistics=statistics,
@@ -254,16 +261,6 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
         tell=_Counter(context),
     )
     return job, [*source.findings, *findings]
-
-
-def _joined(source: Canonical, samples: Samples, context: Context) -> Canonical:
-    """Turn products with a bias behind them into Gemms where one sample shows that they multiply matrices."""
-    operands = joinable(source.model, source.folder)
-    if operands:
-        session = open_graph(source.model, source.folder, threads=context.threads, extra_outputs=operands)
-        found = run(session, samples.sample(0), sample=samples.ids[0])
-        join_products(source.model, source.folder, {name: np.ndim(found[name]) for name in operands})
-    return source
 
 
 def _samples(
