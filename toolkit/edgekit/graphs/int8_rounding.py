@@ -48,7 +48,9 @@ class Rounder:
             values = self.weights.values(operand)
             rows = values[:: max(values.shape[0] // _ROWS, 1)]
             axes = sorted({0 if operand.axis is None else operand.axis, values.ndim - 1})
-            self._table_axes[operand.key] = min(axes, key=lambda axis: rounding_error(rows, axis, bits=self.bits_of(operand)))
+            self._table_axes[operand.key] = min(
+                axes, key=lambda axis: rounding_error(rows, axis, bits=self.bits_of(operand))
+            )
         return self._table_axes[operand.key]
 
     def scales(self, operand: Operand, axis: int | None) -> Scales:

@@ -23,7 +23,7 @@ PLUGIN = "onnxruntime-qnn"
 
 SECONDS = 30.0
 """What simulating the samples of one model may take, on one core."""
-FEWEST = 8
+FEWEST = 4
 """Samples that are simulated however long they take."""
 
 _TIMEOUT = 7200.0

@@ -1,4 +1,4 @@
-"""Small networks of the architectures that people deploy, seeded at realistic ranges: He-scaled weights, unit inputs."""
+"""Small networks of the architectures that people deploy, seeded at realistic ranges of weights and inputs."""
 
 from __future__ import annotations
 
@@ -77,9 +77,15 @@ class Net:
 
     def block(self, x: str, tokens: int, width: int, heads: int, mask: str = "") -> str:
         x = self.op("Add", x, self.attention(self.norm(x, width), tokens, width, heads, mask))
-        return str(self.op("Add", x, self.linear(self.gelu(self.linear(self.norm(x, width), width, 4 * width)), 4 * width, width)))
+        return str(
+            self.op(
+                "Add", x, self.linear(self.gelu(self.linear(self.norm(x, width), width, 4 * width)), 4 * width, width)
+            )
+        )
 
-    def model(self, inputs: dict[str, tuple[int, ...]], outputs: dict[str, tuple[int, ...]], **types: int) -> onnx.ModelProto:
+    def model(
+        self, inputs: dict[str, tuple[int, ...]], outputs: dict[str, tuple[int, ...]], **types: int
+    ) -> onnx.ModelProto:
         """Return the graph; `outputs` maps tensors to shapes."""
         make = helper.make_tensor_value_info
         graph = helper.make_graph(
@@ -183,7 +189,9 @@ def language_encoder() -> Built:
     rng, feeds = np.random.default_rng(0), []
     for _ in range(COUNT):
         length = int(rng.integers(4, tokens + 1))
-        feeds.append({"ids": rng.integers(0, words, (1, tokens)), "mask": (np.arange(tokens) < length).astype(np.int64)[None]})
+        feeds.append(
+            {"ids": rng.integers(0, words, (1, tokens)), "mask": (np.arange(tokens) < length).astype(np.int64)[None]}
+        )
     kinds = {"ids": TensorProto.INT64, "mask": TensorProto.INT64}
     model = net.model({"ids": (1, tokens), "mask": (1, tokens)}, {net.gemm(pooled, width, 4): (1, 4)}, **kinds)
     return model, feeds
@@ -192,7 +200,10 @@ def language_encoder() -> Built:
 def recurrent(kind: str) -> Built:
     gates, hidden, steps, width = {"LSTM": 4, "GRU": 3}[kind], 24, 12, 16
     net = Net(7)
-    w, r = net.weight(1, gates * hidden, width, fan=width, gain=1.0), net.weight(1, gates * hidden, hidden, fan=hidden, gain=1.0)
+    w, r = (
+        net.weight(1, gates * hidden, width, fan=width, gain=1.0),
+        net.weight(1, gates * hidden, hidden, fan=hidden, gain=1.0),
+    )
     bias = net.constant(net.rng.normal(size=(1, 2 * gates * hidden)).astype(np.float32) * np.float32(0.1))
     more = {"linear_before_reset": 1} if kind == "GRU" else {}
     x = net.op("Transpose", "x", perm=[1, 0, 2])
@@ -224,7 +235,9 @@ def detector() -> Built:
         parts.append(net.op("MaxPool", parts[-1], kernel_shape=[5, 5], pads=[2, 2, 2, 2], strides=[1, 1]))
     b = silu(net.conv(net.op("Concat", *parts, axis=1), 96, 32, 1))
     scales = net.constant(np.array([1, 1, 2, 2], np.float32))
-    up = net.op("Resize", b, "", scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+    up = net.op(
+        "Resize", b, "", scales, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"
+    )
     joined = silu(net.conv(net.op("Concat", up, a, axis=1), 48, 24))
     flat = net.constant(np.array([1, -1, 256]))
     boxes = net.op("Transpose", net.op("Reshape", net.conv(joined, 24, 4, 1), flat), perm=[0, 2, 1])
