@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from fnmatch import fnmatch
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +13,11 @@ import numpy as np
 from edgekit import events
 from edgekit.errors import UnsupportedError
 from edgekit.networks.child import Tell
-from edgekit.networks.coupling import Coupling, couple, trace_program
-from edgekit.networks.network import Network
+from edgekit.networks.coupling import Coupling, Slot, couple, trace_program
+from edgekit.networks.network import BATCH, Network
 from edgekit.networks.prune_config import from_config, rewritten
 from edgekit.networks.prune_cost import Rates, channel_cost, count_macs, macs_after
-from edgekit.networks.prune_groups import Group, Importance, groups_of, scores_of
+from edgekit.networks.prune_groups import Group, Importance, groups_of, scores_of, skipped
 from edgekit.networks.prune_layers import remove_layers
 from edgekit.networks.prune_remove import Refused, Removal, remove
 from edgekit.networks.rebuild import rebuild
@@ -64,8 +63,8 @@ def prune(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """Write the pruned artifact and return its facts: `pruning` and `findings`.
 
     Args:
-        arguments: `folder`, `out`, `options`, `rates`, `shapes`, `dtypes`, `threads`, `gradients` (a safetensors file
-            or empty), `again` (an earlier stage pruned it: nothing more to remove is no error then).
+        arguments: `folder`, `out`, `options`, `rates`, `shapes`, `dtypes`, `threads`, `seed`, `feeds` (for the
+            importance `taylor`), `again` (an earlier stage pruned it: nothing more to remove is no error then).
         tell: gets progress and findings.
 
     Raises:
@@ -81,7 +80,7 @@ def prune(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     before = _figures(network)
     tell(events.Progress(label="prune", done=0, total=2))
     try:
-        done = prune_network(network, options, rates, _gradients(arguments["gradients"]))
+        done = prune_network(network, options, rates, lambda coupling: _sensitive(network, coupling, arguments, tell))
     except NothingError as nothing:
         if not arguments["again"]:
             raise UnsupportedError(nothing.text, where=nothing.where, remedy=nothing.remedy) from None
@@ -115,17 +114,32 @@ def _unchanged(folder: Path, out: Path, figures: dict[str, int], nothing: Nothin
     return {"pruning": facts, "findings": [msgspec.to_builtins(finding)]}
 
 
+def _sensitive(network: Network, coupling: Coupling, arguments: dict[str, Any], tell: Tell) -> Mapping[Slot, Floats]:
+    from edgekit.networks.prune_taylor import sensitivities
+
+    return sensitivities(network, coupling, arguments, tell)
+
+
 def prune_network(
-    network: Network, options: Options, rates: Rates, gradients: Mapping[str, Any] | None = None
+    network: Network,
+    options: Options,
+    rates: Rates,
+    sensitive: Callable[[Coupling], Mapping[Slot, Floats]] | None = None,
 ) -> Pruned:
     """Prune a network in place; nothing is changed when it fails.
+
+    Args:
+        network: gets smaller.
+        options: how.
+        rates: of the device.
+        sensitive: gives what the loss loses without each channel, for the importance `taylor`.
 
     Raises:
         UnsupportedError: see `prune`. UsageError: more layers than there are.
     """
     done = Pruned(changes=[], gone=[], findings=[])
     if options.ratio > 0:
-        _prune_channels(network, options, rates, gradients or {}, done)
+        _prune_channels(network, options, rates, sensitive, done)
     if options.layers:
         details = remove_layers(network, options.layers)
         done.layers = details["kept"]
@@ -134,18 +148,20 @@ def prune_network(
 
 
 def _prune_channels(
-    network: Network, options: Options, rates: Rates, gradients: Mapping[str, Any], done: Pruned
+    network: Network,
+    options: Options,
+    rates: Rates,
+    sensitive: Callable[[Coupling], Mapping[Slot, Floats]] | None,
+    done: Pruned,
 ) -> None:
     coupling = couple(network, across_norms=options.across_norms)
+    losses = sensitive(coupling) if sensitive and options.importance == "taylor" else {}
     done.findings += _kept_findings(coupling)
-    banned: set[str] = set()
+    banned, left_alone = set[str](), _left_alone(network, options)
     while True:
-        groups = [
-            group
-            for group in groups_of(coupling, banned)
-            if not any(fnmatch(slot.tensor, f"{pattern}*") for slot in group.places for pattern in options.skip)
-        ]
-        gone = _chosen(network, coupling, groups, options, rates, gradients)
+        known = groups_of(coupling, banned)
+        groups = [group for group in known if not any(slot.tensor in left_alone for slot in group.places)]
+        gone = _chosen(network, coupling, groups, options, rates, losses)
         if not any(channels.size for _, channels in gone):
             raise _nothing(network, coupling, groups, options, sorted(banned))
         try:
@@ -162,6 +178,13 @@ def _prune_channels(
         return
 
 
+def _left_alone(network: Network, options: Options) -> set[str]:
+    """Return the tensors that `skip` names, by all their names."""
+    state = network.module.state_dict(keep_vars=True)
+    chosen = {id(value) for name, value in state.items() if skipped(name, options.skip)}
+    return {name for name, value in state.items() if id(value) in chosen}
+
+
 _REMEDY = "Take the size from a tensor or from an attribute of the module, or skip it: skip = [...]."
 
 
@@ -171,7 +194,7 @@ def _chosen(
     groups: Sequence[Group],
     options: Options,
     rates: Rates,
-    gradients: Mapping[str, Any],
+    losses: Mapping[Slot, Floats],
 ) -> list[tuple[Group, Places]]:
     """Choose which channels go: over all groups at once, or the same share of every group."""
     state = network.module.state_dict()
@@ -179,7 +202,7 @@ def _chosen(
 
     def scores(group: Group) -> Floats:
         found = scores_of(
-            group, lambda name: state[name].numpy(), options.importance, gradients=gradients, batch_norms=norms
+            group, lambda name: state[name].numpy(), options.importance, sensitivities=losses, batch_norms=norms
         )
         if options.per == "millisecond":
             found = found / max(channel_cost(group, coupling, rates), 1e-12)
@@ -296,19 +319,10 @@ def _refused_finding(refused: Refused, names: list[str]) -> events.Finding:
     )
 
 
-def _gradients(path: str) -> dict[str, Any]:
-    if not path:
-        return {}
-    from safetensors.numpy import load_file
-
-    found: dict[str, Any] = load_file(path)
-    return found
-
-
 def _figures(network: Network) -> dict[str, int]:
-    """Return parameters (shared ones once) and multiply-accumulates for the example inputs."""
+    """Return parameters (shared ones once) and multiply-accumulates of one sample of the example inputs."""
     parameters = sum(value.numel() for value in network.module.parameters())
-    return {"parameters": parameters, "macs": count_macs(trace_program(network))}
+    return {"parameters": parameters, "macs": count_macs(trace_program(network)) // network.sizes.get(BATCH, 1)}
 
 
 def _config(network: Network, folder: Path, done: Pruned) -> dict[str, Any] | None:
