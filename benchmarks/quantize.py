@@ -1,7 +1,8 @@
 """INT8 side by side: `edgekit build --recipe int8-learned` and onnxruntime's quantizer at its best, in one run.
 
     python benchmarks/quantize.py INPUTS [--only effnet|minilm] [--limit N] [--pairs N] [--recipe NAME|FILE]
-                                  [--minilm DIR] [--keep DIR]
+                                  [--profile NAME] [--minilm DIR] [--keep DIR]
+    python benchmarks/quantize.py INPUTS --calibrators
 
 INPUTS holds `effnet96_fp32.onnx`, `effnet96_calibration.npz`, `minilm_calibration.npz` and `minilm_evaluation.npz`;
 MiniLM itself comes from `python -m samples.text.fetch --no-model`, Fashion-MNIST from Debian.
@@ -11,6 +12,8 @@ MiniLM itself comes from `python -m samples.text.fetch --no-model`, Fashion-MNIS
 - drop: points of accuracy lost against the float model, with the standard error of the paired difference.
 - latency: ratio to the float model; one process, batch 1, one thread, float and candidate alternating, median of the
   pairs' ratios; blocks of pairs of each candidate take turns.
+- --profile: the device whose runtime the graph is written for; on others than `host` the CPU's latency says nothing.
+- --calibrators: what each way to choose ranges costs on EfficientNet's 256 images, beside onnxruntime's min-max.
 - CPU s and peak MB: of a process that only calibrates and quantizes, without its imports and without simplifying.
 """
 
@@ -35,6 +38,7 @@ from bench_inputs import Floats, Task, effnet, minilm
 
 HERE = Path(__file__).resolve().parent
 BLOCK, WARM_UP = 10, 3
+CALIBRATORS = ("minmax", "percentile", "mse", "entropy", "auto")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +95,9 @@ def _pair(reference: Any, candidate: Any, feed: Any, *, first: int) -> float:
     return seconds[1] / seconds[0]
 
 
-def build(task: Task, side: str, out: Path, options: argparse.Namespace, original: Path | None) -> dict[str, Any]:
+def build(
+    task: Task, side: str, out: Path, options: argparse.Namespace, original: Path | None, recipe: str = ""
+) -> dict[str, Any]:
     """Quantize in a process of its own; its CPU seconds and peak memory."""
     work = {
         "task": task.name,
@@ -99,7 +105,8 @@ def build(task: Task, side: str, out: Path, options: argparse.Namespace, origina
         "out": str(out),
         "inputs": str(options.inputs),
         "minilm": str(options.minilm),
-        "recipe": options.recipe,
+        "recipe": recipe or options.recipe,
+        "profile": options.profile,
         "original": str(original or ""),
     }
     argv = [sys.executable, str(HERE / "quantize_child.py"), json.dumps(work)]
@@ -163,6 +170,24 @@ def show(rows: list[Row]) -> None:
         )
 
 
+def calibrators(task: Task, options: argparse.Namespace, folder: Path) -> None:
+    """Print CPU time and memory of every way to choose ranges; the first row is onnxruntime's min-max."""
+    ways: dict[str, str] = {}
+    for method in CALIBRATORS:
+        file = folder / f"{method}.toml"
+        file.write_text(f'[[stage]]\nuse = "simplify"\n\n[[stage]]\nuse = "quantize-int8"\nmethod = "{method}"\n')
+        ways[method] = str(file)
+    told = {way: build(task, "edgekit", folder / "edgekit.onnx", options, None, ways[way]) for way in CALIBRATORS}
+    original = Path(told[CALIBRATORS[0]]["original"])
+    peer = build(task, "onnxruntime", folder / "onnxruntime.onnx", options, original)
+    print(f"\n{task.name}: {len(task.calibration)} calibration rows\ncalibrator               CPU s           peak MB")
+    for name, found in {"onnxruntime minmax": peer, **{f"edgekit {way}": row for way, row in told.items()}}.items():
+        print(
+            f"{name:20}  {found['cpu_seconds']:6.1f} ({found['cpu_seconds'] / peer['cpu_seconds']:4.2f} x)  "
+            f"{found['peak_mb']:6.0f} ({found['peak_mb'] / peer['peak_mb']:4.2f} x)"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("inputs", type=Path, help="folder of the models and calibration data")
@@ -170,9 +195,15 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="evaluation rows")
     parser.add_argument("--pairs", type=int, default=40, help="pairs of timed runs")
     parser.add_argument("--recipe", default="int8-learned", help="edgekit's recipe")
+    parser.add_argument("--profile", default="host", help="edgekit's profile")
     parser.add_argument("--minilm", type=Path, default=HERE.parent / "samples" / "text" / "minilm")
     parser.add_argument("--keep", type=Path, help="folder to leave the quantized models in")
+    parser.add_argument("--calibrators", action="store_true", help="cost of the ways to choose ranges")
     options = parser.parse_args()
+    if options.calibrators:
+        with tempfile.TemporaryDirectory() as scratch:
+            calibrators(effnet(options.inputs, 1), options, Path(scratch))
+        return
     for name in (options.only,) if options.only else ("effnet", "minilm"):
         if name == "effnet":
             task = effnet(options.inputs, options.limit)

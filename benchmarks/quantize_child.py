@@ -28,7 +28,7 @@ def edgekit(task: Task, work: dict[str, Any]) -> dict[str, Any]:
     from edgekit.sources import ingest
     from edgekit.store import Store
 
-    out, profile = Path(work["out"]), load_profile("host")
+    out, profile = Path(work["out"]), load_profile(work["profile"])
     exporter = load_exporter(profile.runtime)
     nothing = ArraySamples({"x": task.calibration.sample(0)[next(iter(task.calibration.sample(0)))][:0]}, "none")
     data = Dataset(

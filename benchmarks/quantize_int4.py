@@ -30,6 +30,9 @@ OURS: dict[str, dict[str, Any]] = {
     "edgekit gptq, symmetric": {"method": "gptq", "symmetric": True},
     "edgekit gptq, embedding 4 bits": {"method": "gptq", "embedding_bits": 4},
     "edgekit gptq, 25 % in 8 bits": {"method": "gptq", "eight_bit": 0.25},
+    "edgekit gptq, 8 bits, block 64": {"method": "gptq", "bits": 8, "block": 64, "symmetric": True},
+    "edgekit int8 weights per channel": {"mode": "weights"},
+    "edgekit int8 weights per channel, learned": {"mode": "weights", "rounding": "learned"},
 }
 PEERS = ("onnxruntime rtn", "onnxruntime rtn asymmetric", "onnxruntime hqq")
 
@@ -142,6 +145,7 @@ def quantize_ours(model: Path, options: dict[str, Any], rows: np.ndarray, out: P
     from edgekit.profile import load_profile
     from edgekit.stage import Context, Inputs
     from edgekit.stages.quantize_int4 import QuantizeInt4
+    from edgekit.stages.quantize_int8 import QuantizeInt8
 
     profile = load_profile("host")
     with tempfile.TemporaryDirectory() as folder:
@@ -164,7 +168,8 @@ def quantize_ours(model: Path, options: dict[str, Any], rows: np.ndarray, out: P
             data=data,
             dialect=load_exporter(profile.runtime).dialect(profile),
         )
-        return QuantizeInt4(**options).run(inputs, out, Context(scratch=out, threads=threads))
+        stage = QuantizeInt8 if "mode" in options else QuantizeInt4
+        return stage(**options).run(inputs, out, Context(scratch=out, threads=threads))
 
 
 def quantize_peer(model: Path, name: str, out: Path) -> None:

@@ -27,6 +27,21 @@ def linear(path, features=8, classes=3, seed=0, x="x", y="y"):
     return save(path, nodes, [tensor(x, ["n", features])], [tensor(y, ["n", classes])], [weight, bias])
 
 
+def noisy(path, scale=1.0):
+    """`linear` with `scale` times a random number added to its output."""
+    model = onnx.load(linear(path))
+    model.graph.node[-1].output[0] = "clean"
+    nodes = [
+        helper.make_node("RandomNormalLike", ["clean"], ["random"]),
+        helper.make_node("Mul", ["random", "scale"], ["noise"]),
+        helper.make_node("Add", ["clean", "noise"], ["y"]),
+    ]
+    model.graph.node.extend(nodes)
+    model.graph.initializer.append(numpy_helper.from_array(np.array(scale, np.float32), "scale"))
+    onnx.save(model, path)
+    return path
+
+
 def samples_of(model, path, count, seed=0):
     """Write `count` noisy samples of a classifier `x[n, features] -> y[n, classes]` with its own clean answers."""
     import onnxruntime

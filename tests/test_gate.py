@@ -18,7 +18,7 @@ from edgekit.sources import ingest
 from edgekit.store import Store
 from edgekit.target import Bundle
 from house import dataset, profile
-from onnx_models import linear
+from onnx_models import linear, noisy
 
 
 @pytest.fixture(scope="module")
@@ -239,3 +239,24 @@ def test_seeded_feeds_are_the_same_every_time(gate):
     for a, b in zip(one, two, strict=True):
         np.testing.assert_array_equal(a["x"], b["x"])
     assert not np.array_equal(one[0]["x"], replace(gate, seed=1).seeded_feeds()[0]["x"])
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.0])
+def test_a_model_that_draws_random_numbers_is_compared_only_when_they_change_nothing(tmp_path, feeds, scale):
+    with Store(tmp_path / "home") as store:
+        reference = ingest(str(noisy(tmp_path / "m.onnx", scale)), store)
+        gate = Gate(
+            store=store,
+            profile=profile(),
+            exporter=load_exporter("onnx"),
+            reference=reference,
+            data=dataset(feeds),
+            metric=None,
+            budget=Budget(),
+        )
+        trial = gate.trial(bundle(gate, reference), None, reference)
+        drop = next(found for found in trial.figures if found.name == "drop")
+        known = gate.reference_id
+    assert [finding["rule"] for finding in reference.facts["findings"]] == ["random-operator"]
+    assert (known is None) == (drop.value is None) == (scale == 1.0)
+    assert drop.value == 0.0 or "random numbers" in drop.note

@@ -54,6 +54,13 @@ def test_what_is_not_proven_is_said(tmp_path, signed):
     assert report.to_dict()["signature"] == {"status": "unsigned", "key_id": None}
 
 
+def test_a_model_without_golden_outputs_is_not_proven(tmp_path):
+    package = tiny_package(tmp_path, golden=GoldenSamples(inputs=feeds(), outputs=None))
+    report = verify_package(package.path)
+    assert report.status == "unproven"
+    assert "something else each time" in dict(report.rows())["golden, default"]
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_other_runtimes_need_their_device(tmp_path, known):
     save_model(tmp_path / "compiled" / "model.onnx")

@@ -28,8 +28,7 @@ from edgekit.shipping import Shipment, bundle_of, check_place, golden_feeds, pac
 from edgekit.signing import load_private_key
 from edgekit.sources import ingest, read_data
 from edgekit.store import Store
-from edgekit.targets import open_target
-from edgekit.transport import open_transport
+from edgekit.targets import default_target, open_target
 
 
 def build(  # noqa: PLR0913 - one keyword per option of the command line
@@ -97,7 +96,8 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     asked = budget if isinstance(budget, Budget) else parse_budget(budget or {})
     budgets = merge(parse_budget(device.budget), asked)
     chosen = load_recipe(recipe or device.recipe)
-    _check_given(metric, target or device.target, sign, Path(out) if package else None)
+    place = target or default_target(device)
+    _check_given(metric, place, device, sign, Path(out) if package else None)
 
     with Store(store) as shelf:
         source = ingest(model, shelf, weights=Path(weights) if weights else None, listen=listen)
@@ -153,7 +153,6 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         compiled = pipeline.compile(exporter, candidate)
         bundle = bundle_of(compiled, shelf)
 
-        place = target or device.target
         with open_target(place, device) if place else nullcontext() as machine:
             trial = gate.trial(bundle, machine, candidate)
         findings += trial.findings
@@ -215,12 +214,12 @@ def repackage(artifact: str, *, sign: str | None = None, out: str | None = None,
         return result
 
 
-def _check_given(metric: str | None, place: str | None, key: str | None, out: Path | None) -> None:
+def _check_given(metric: str | None, place: str, device: Profile, key: str | None, out: Path | None) -> None:
     """Find out now, not after hours of work, that a metric, a target's URL, a key or a folder is of no use."""
     if metric:
         find_metric(metric)
     if place:
-        open_transport(place)
+        open_target(place, device).close()
     if key:
         load_private_key(Path(key))
     if out:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +15,19 @@ import msgspec
 from edgekit import events
 from edgekit.artifact import MAIN, Artifact, digest
 from edgekit.budget import Budget, Figure, Provenance
-from edgekit.data import Dataset, Samples
+from edgekit.data import Dataset, Samples, take
 from edgekit.errors import InputError, UnsupportedError
-from edgekit.evaluate import Comparison, evaluate, figures, load_outputs, run_onnx, save_outputs
+from edgekit.evaluate import (
+    Comparison,
+    distance_findings,
+    evaluate,
+    figures,
+    is_steady,
+    load_outputs,
+    run_onnx,
+    save_outputs,
+    with_disagreement,
+)
 from edgekit.evaluate.rows import TOGETHER, leading_axis, rows_of, together
 from edgekit.events import Finding
 from edgekit.exporter import Exporter
@@ -24,7 +35,7 @@ from edgekit.metrics import Metric, default_metric, find_metric
 from edgekit.profile import Profile
 from edgekit.score import Score
 from edgekit.store import Store
-from edgekit.target import Bundle, Feed, Target
+from edgekit.target import Bundle, Feed, Simulator, Target
 
 Split = Literal["calibration", "evaluation"]
 
@@ -106,8 +117,9 @@ class Gate:
 
     @property
     def reference_id(self) -> str | None:
-        """Id of the artifact with the original's outputs on the evaluation split; None without one."""
-        return self._outputs("evaluation").id if self.data is not None and len(self.data.evaluation) else None
+        """Id of the artifact with the original's outputs on the evaluation split; None when they tell nothing."""
+        known = self.data is not None and len(self.data.evaluation) and self._steady
+        return self._outputs("evaluation").id if known else None
 
     def reference_outputs(self, split: Split) -> Path:
         """Return the file with the original's outputs on one split; computed once, then taken from the store."""
@@ -137,7 +149,7 @@ class Gate:
         Whether it is within the budget goes by point estimates here; the verdict alone decides with intervals.
         """
         drop, size = None, model_size(self.store.folder(candidate.id))
-        if self.data is not None and len(self.data.calibration):
+        if self.data is not None and len(self.data.calibration) and self._steady:
             model = self.store.folder(candidate.id)
             outputs = run_onnx(model, self.feeds("calibration", "candidate"), threads=self.threads)
             drop = self.compare("calibration", outputs).drop
@@ -178,6 +190,10 @@ class Gate:
             place, provenance = f"onnxruntime {_version('onnxruntime')} CPU kernels here", STAND_IN
             found = self.estimate(candidate)
             original += self.estimate(self.reference)
+        elif isinstance(target, Simulator):  # how long it takes is no latency
+            place, provenance = target.place, target.provenance
+            found = self.estimate(candidate)
+            original += self.estimate(self.reference)
         else:
             provenance = target.provenance
             found = target.measure(bundle, self._one_feed(), runs=self._runs, threads=self.threads)
@@ -186,7 +202,7 @@ class Gate:
         accuracy, findings = self._accuracy(bundle, target, place, provenance)
         original.append(Figure(name="drop", value=0.0, unit="1", provenance=provenance, on=place))
         return Trial(
-            figures=(*accuracy, *found, model_size(bundle.folder)),
+            figures=(*accuracy, *found, model_size(bundle.folder, bundle.facts.get("loads"))),
             original=tuple(original),
             findings=(*findings, *(target.findings if target else ())),
             fingerprint=target.fingerprint() if target else {},
@@ -216,13 +232,25 @@ class Gate:
     def _runs(self) -> int:
         return 3 * RUNS if "p99" in self.budget.latency_ms else RUNS
 
+    @cached_property
+    def _steady(self) -> bool:
+        """Whether the original gives the same every time, so that something can be compared with it."""
+        assert self.data is not None
+        samples = self.data.calibration if len(self.data.calibration) else self.data.evaluation
+        return is_steady(self.store.folder(self.reference.id), [samples.sample(0)], threads=self.threads)
+
     def _accuracy(
         self, bundle: Bundle, target: Target | None, place: str, provenance: Provenance
     ) -> tuple[tuple[Figure, ...], tuple[Finding, ...]]:
-        if self.data is None or not len(self.data.evaluation):
+        if self.data is None or not len(self.data.evaluation) or not self._steady:
             why = "there is no data" if self.data is None else "too few samples for an evaluation split"
+            if self.data is not None and len(self.data.evaluation):
+                why = "the original draws random numbers, and gives something else each time"
             note = f"accuracy was not looked at: {why}"
             return (Figure(name="drop", value=None, unit="1", provenance=provenance, on=place, note=note),), ()
+        if isinstance(target, Simulator):
+            comparison, told = self._simulated(bundle, target)
+            return figures(comparison, on=place, provenance=provenance), (*comparison.findings, *told)
         feeds = self.feeds("evaluation", "candidate")
         if target is None:
             outputs = run_onnx(bundle.folder / str(bundle.facts["model"]), feeds, threads=self.threads)
@@ -230,6 +258,34 @@ class Gate:
             outputs = target.run(bundle, feeds)
         comparison = self.compare("evaluation", outputs)
         return figures(comparison, on=place, provenance=provenance), comparison.findings
+
+    def _simulated(self, bundle: Bundle, target: Simulator) -> tuple[Comparison, tuple[Finding, ...]]:
+        """Hold a simulator's outputs on the samples that it can run, its stand-in's on all, against the original's.
+
+        When it runs all of them they are what is judged; else see `edgekit.evaluate.simulated`.
+        """
+        whole_split = self._samples("evaluation")
+        few = take(whole_split, target.affordable(bundle, self._one_feed(), len(whole_split)), seed=self.seed)
+        stand_in = bundle.folder / str(bundle.facts["model"])
+        whole = self.compare("evaluation", run_onnx(stand_in, self.feeds("evaluation", "CPU"), threads=self.threads))
+        with tempfile.TemporaryDirectory(prefix="edgekit-sim-") as scratch:
+            path = Path(scratch, OUTPUTS)
+            feeds = feeds_of(few, "evaluation: simulator", self.listen)
+            save_outputs(path, together(target.run(bundle, feeds), self.leading))
+            near, apart = (
+                evaluate(
+                    together(run_onnx(graph, feeds_of(few, "evaluation: CPU", self.listen)), self.leading),
+                    load_outputs(path),
+                    rows_of(few.labels, self.leading),
+                    self.judged_by,
+                    batched=self.leading is not None,
+                    seed=self.seed,
+                )
+                for graph in (self.store.folder(self.reference.id), stand_in)
+            )
+        floats = {spec.name for spec in self.reference.specs("outputs") if spec.dtype.startswith("float")}
+        told = distance_findings(whole, near, apart, floats=floats, place=target.place)
+        return (near if len(few) == len(whole_split) else with_disagreement(whole, apart)), told
 
     def _measure_original(self, bundle: Bundle, target: Target) -> tuple[Figure, ...]:
         """Measure the original on the same target, in the same way: what `never ship worse` compares with."""
@@ -255,9 +311,10 @@ def feeds_of(samples: Samples, label: str, listen: events.Listener) -> Iterator[
         yield samples.sample(done)
 
 
-def model_size(folder: Path) -> Figure:
-    """Return the bytes of the files that a device loads from a folder."""
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in MODEL_FILES)
+def model_size(folder: Path, loads: Sequence[str] | None = None) -> Figure:
+    """Return the bytes of what a device loads from a folder: the files that are named, else all model files."""
+    paths = [folder / name for name in loads] if loads else sorted(folder.rglob("*"))
+    size = sum(path.stat().st_size for path in paths if loads or path.suffix in MODEL_FILES)
     return Figure(name="size", value=float(size), unit="B", provenance="measured", on="model files")
 
 

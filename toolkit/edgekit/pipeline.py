@@ -128,6 +128,24 @@ class Pipeline:
         self._check_coverage(stage, facts)
         return made
 
+    def examine(self, stage: Stage, artifact: Artifact, what: str, work: Callable[[Inputs, Context], Any]) -> Any:
+        """Do other work with a stage's options and input than to run it, or take what it found from the cache.
+
+        Args:
+            stage: the stage.
+            artifact: what it would transform.
+            what: the work's name.
+            work: does it; its result must be JSON values. Its scratch folder survives a kill.
+        """
+        key = digest([what, self._key(stage, artifact)])
+        with self.store.lock(key):
+            record = self.store.record(key)
+            if record is None:
+                record = {"artifact": artifact.id, "found": work(*self._surroundings(artifact, key))}
+                self.store.remember(key, record)
+                self.store.forget_scratch(key)
+        return record["found"]
+
     def _run_entry(self, entry: PlanEntry, artifact: Artifact, score: Scorer) -> Artifact:
         if isinstance(entry, Rounds):
             return self._run_rounds(entry, artifact, score)
@@ -178,23 +196,7 @@ class Pipeline:
         return best
 
     def _execute(self, stage: Stage, artifact: Artifact, key: str) -> Artifact:
-        teacher = self._teacher(stage)
-        inputs = Inputs(
-            artifact=artifact,
-            folder=self.store.folder(artifact.id),
-            profile=self.profile,
-            data=self.data,
-            dialect=self.dialect,
-            teacher=(teacher, self.store.folder(teacher.id)) if teacher else None,
-        )
-        scratch = self.store.scratch(key)
-        context = Context(
-            scratch=scratch,
-            listen=self.listen,
-            seed=self.seed,
-            threads=self.threads,
-            shared=self.store.shared,
-        )
+        inputs, context = self._surroundings(artifact, key, self._teacher(stage))
         with self.store.staging() as out:
             facts = _brief(stage.run(inputs, out, context))
             step = Step(
@@ -209,6 +211,25 @@ class Pipeline:
         self.store.remember(key, {"artifact": made.id})
         self.store.forget_scratch(key)
         return made
+
+    def _surroundings(self, artifact: Artifact, key: str, teacher: Artifact | None = None) -> tuple[Inputs, Context]:
+        """Return what a stage reads, and what surrounds its run; the scratch folder is that of the key."""
+        inputs = Inputs(
+            artifact=artifact,
+            folder=self.store.folder(artifact.id),
+            profile=self.profile,
+            data=self.data,
+            dialect=self.dialect,
+            teacher=(teacher, self.store.folder(teacher.id)) if teacher else None,
+        )
+        context = Context(
+            scratch=self.store.scratch(key),
+            listen=self.listen,
+            seed=self.seed,
+            threads=self.threads,
+            shared=self.store.shared,
+        )
+        return inputs, context
 
     def _cached(self, key: str) -> Artifact | None:
         record = self.store.record(key)

@@ -67,13 +67,15 @@ def precision_of(artifact: Artifact) -> str:
 def pack_extras(store: Store, bundle: Bundle, data: Dataset | None, feeds: Sequence[Feed]) -> Artifact:
     """Put golden inputs, what the compiled model gives for them here, and the files of the preprocessing away.
 
+    A model that gives something else each time has no golden outputs.
+
     Args:
         store: where it goes.
         bundle: the compiled model; onnxruntime's CPU kernels run it where they can.
         data: the data set, whose tokenizer comes along.
         feeds: golden inputs.
     """
-    from edgekit.evaluate import run_onnx
+    from edgekit.evaluate import is_steady, run_onnx
 
     with store.staging() as out:
         for name, path in (data.files if data else {}).items():
@@ -81,8 +83,9 @@ def pack_extras(store: Store, bundle: Bundle, data: Dataset | None, feeds: Seque
             (out / "preprocessing" / name).write_bytes(path.read_bytes())
         if feeds:
             (out / _INPUTS).write_bytes(encode_feeds(feeds))
-            if str(bundle.facts["model"]).endswith(".onnx"):
-                outputs = list(run_onnx(bundle.folder / str(bundle.facts["model"]), feeds))
+            model = bundle.folder / str(bundle.facts["model"])
+            if model.suffix == ".onnx" and is_steady(model, feeds):
+                outputs = list(run_onnx(model, feeds))
                 (out / _OUTPUTS).write_bytes(encode_feeds(outputs))
         return store.publish(out, "extras", {}, ())
 

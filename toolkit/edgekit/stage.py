@@ -6,7 +6,9 @@ import dataclasses
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import msgspec
 
 from edgekit import events
 from edgekit.artifact import Artifact
@@ -22,11 +24,13 @@ STAGES = {
     "distill": "edgekit.stages.distill:Distill",
     "capture": "edgekit.stages.capture:Capture",
     "freeze-shapes": "edgekit.stages.freeze_shapes:FreezeShapes",
+    "fuse-gelu": "edgekit.stages.fuse_gelu:FuseGelu",
     "simplify": "edgekit.stages.simplify:Simplify",
     "fp16": "edgekit.stages.fp16:Fp16",
     "equalize": "edgekit.stages.equalize:Equalize",
     "quantize-int8": "edgekit.stages.quantize_int8:QuantizeInt8",
     "quantize-int4": "edgekit.stages.quantize_int4:QuantizeInt4",
+    "quantize-aware-train": "edgekit.stages.quantize_aware_train:QuantizeAwareTrain",
 }
 """Stage name -> `module:Class`. Adding a stage is one file and one line here."""
 
@@ -111,6 +115,19 @@ class Stage(Protocol):
         ...
 
 
+@runtime_checkable
+class Examined(Protocol):
+    """A stage that can say which layers lose the accuracy: what quantizing each alone costs, and all together."""
+
+    def blame(self, inputs: Inputs, context: Context) -> Any:
+        """Return what every layer costs, as `edgekit.graphs.blame.Blame`; measured results go to the scratch folder.
+
+        Raises:
+            NeedsDataError: there are no samples.
+        """
+        ...
+
+
 def stage_class(name: str) -> type[Any]:
     """Import the class of a stage by its name; UsageError with a suggestion when there is none."""
     if name not in STAGES:
@@ -122,4 +139,5 @@ def stage_class(name: str) -> type[Any]:
 
 def options_of(stage: Any) -> dict[str, Any]:
     """Return a stage's options as a dict of JSON values."""
-    return dataclasses.asdict(stage)
+    options: dict[str, Any] = msgspec.to_builtins(dataclasses.asdict(stage))
+    return options

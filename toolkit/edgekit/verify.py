@@ -94,6 +94,9 @@ def _check_golden(package: Package, variant: Variant) -> GoldenCheck:
     """Run a variant on its golden inputs; IntegrityError when its outputs differ."""
     if variant.golden is None:
         return GoldenCheck(variant=variant.name, status="unproven", text="the package has no golden samples")
+    if variant.golden.outputs is None and variant.runtime == "onnxruntime":
+        text = "the package has no golden outputs: the model gives something else each time"
+        return GoldenCheck(variant=variant.name, status="unproven", text=text)
     if variant.golden.outputs is None or variant.runtime != "onnxruntime":
         text = f"needs device: this machine does not run {variant.runtime} as {package.manifest.profile.name} does"
         return GoldenCheck(variant=variant.name, status="unproven", text=text)

@@ -49,6 +49,22 @@ def run_onnx(model: Path, feeds: Iterable[Feed], *, threads: int = 1, optimize: 
     return _run(_open(path, threads, optimize=optimize), path, feeds)
 
 
+def is_steady(model: Path, feeds: Iterable[Feed], *, threads: int = 1) -> bool:
+    """Say whether a model gives the same every time; one that draws random numbers is run twice to know.
+
+    The second run is in the same session: onnxruntime starts all sessions of a process with the same numbers.
+    """
+    from edgekit.graphs.edit import load_model
+    from edgekit.graphs.facts import random_operators
+
+    path = model / MAIN if model.is_dir() else model
+    if not random_operators(load_model(path)):
+        return True
+    twice = run_onnx(path, (feed for feed in feeds for _ in range(2)), threads=threads)
+    pairs = ((first[name], again[name]) for first, again in zip(twice, twice, strict=True) for name in first)
+    return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in pairs)
+
+
 def _open(path: Path, threads: int, *, optimize: bool) -> Any:
     import onnxruntime
 

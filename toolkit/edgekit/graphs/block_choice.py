@@ -159,7 +159,10 @@ class BlockJob:
 
     def _sensitive(self, solved: Solved) -> list[BlockWeight]:
         """Return the matrices whose outputs lose most for their size, up to the share that may take 8 bits."""
-        narrow = [weight for weight in self.plan.weights if self.formats[weight.key].bits < 8]  # noqa: PLR2004
+        free = [
+            weight for weight in self.plan.weights if getattr(self.plan.edits.get(weight.key), "bits", None) is None
+        ]
+        narrow = [weight for weight in free if self.formats[weight.key].bits < 8]  # noqa: PLR2004
         room = self.eight_bit * sum(weight.elements for weight in narrow)
         chosen = []
         for weight in sorted(narrow, key=lambda item: -solved.errors.get(item.key, 0.0)):

@@ -129,8 +129,8 @@ def _raised(model: onnx.ModelProto, findings: list[Finding]) -> onnx.ModelProto:
     before = opset_of(model)
     if before < _SCAN_WITHOUT_BATCH and any(is_standard(node, "Scan") for node in model.graph.node):
         raise InputError(
-            f"opset {before} cannot be raised to {LEAST_OPSET}, the first with scales per channel: its Scan has a batch "
-            "axis, which the converter leaves in",
+            f"opset {before} cannot be raised to {LEAST_OPSET}, the first with scales per channel: its Scan has a "
+            "batch axis, which the converter leaves in",
             where="opset_import",
             remedy=f"Export the model with opset {LEAST_OPSET} or later (17 is safe).",
         )

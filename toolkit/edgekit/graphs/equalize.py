@@ -13,7 +13,7 @@ import numpy.typing as npt
 from edgekit.graphs.calibrate import Reference, open_graph, run
 from edgekit.graphs.edit import GraphIndex, attribute_of, is_standard, sort_nodes
 from edgekit.graphs.padding import shown
-from edgekit.numerics.equalize import Equalized, Floats, equalize
+from edgekit.numerics.equalize import Equalized, Floats, Places, equalize
 
 if TYPE_CHECKING:
     import onnx
@@ -25,6 +25,9 @@ LEAST_SHARE = 0.01
 
 MOST_ROWS = 64
 """Rows of one sample whose outputs are compared, spread evenly."""
+
+MOST_AT_ONCE = 64 << 20
+"""Bytes of activations that are kept while factors are searched."""
 
 _MATRIX = 2
 _NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
@@ -144,32 +147,57 @@ class Equalizer:
 
     def _search(self, sites: Sequence[Site]) -> list[Equalized]:
         index = GraphIndex(self.model.graph, self.folder)
-        found = []
-        for number, site in enumerate(sites):
-            self.tell(number, len(sites))
-            session = open_graph(self.model, self.folder, threads=self.threads, extra_outputs=[site.tensor])
-            inputs, judged = [], []
+        found: list[Equalized] = []
+        for group in self._groups(sites):
+            names = [site.tensor for site in group]
+            session = open_graph(self.model, self.folder, threads=self.threads, extra_outputs=names)
+            inputs: dict[str, list[Floats]] = {name: [] for name in names}
+            judged: dict[str, list[Places]] = {name: [] for name in names}
             for i in self.indices:
                 feed = self.samples.sample(i)
-                x = np.asarray(run(session, feed, sample=self.samples.ids[i])[site.tensor], np.float32)
-                if not x.size:
-                    continue
-                mask = shown(feed, x.shape)
-                inputs.append(x.reshape(-1, x.shape[-1]))
-                rows = np.arange(len(inputs[-1])) if mask is None else np.flatnonzero(mask)
-                judged.append(rows[:: -(-len(rows) // MOST_ROWS)])
-            found.append(equalize(inputs, [matrix(node, index) for node in site.readers], judged=judged))
+                outputs = run(session, feed, sample=self.samples.ids[i])
+                for name in names:
+                    x = np.asarray(outputs[name], np.float32)
+                    if not x.size:
+                        continue
+                    mask = shown(feed, x.shape)
+                    inputs[name].append(x.reshape(-1, x.shape[-1]))
+                    rows = np.arange(len(inputs[name][-1])) if mask is None else np.flatnonzero(mask)
+                    judged[name].append(rows[:: -(-len(rows) // MOST_ROWS)])
+            for site in group:
+                self.tell(len(found), len(sites))
+                weights = [matrix(node, index) for node in site.readers]
+                found.append(equalize(inputs.pop(site.tensor), weights, judged=judged[site.tensor]))
         return found
+
+    def _groups(self, sites: Sequence[Site]) -> list[list[Site]]:
+        """Split sites so that the activations of one group, of all samples together, stay small."""
+        names = [site.tensor for site in sites]
+        session = open_graph(self.model, self.folder, threads=self.threads, extra_outputs=names)
+        first = run(session, self.samples.sample(self.indices[0]), sample=self.samples.ids[self.indices[0]])
+        groups: list[list[Site]] = [[]]
+        room = MOST_AT_ONCE
+        for site in sites:
+            size = np.asarray(first[site.tensor]).nbytes * len(self.indices)
+            if size > room and groups[-1]:
+                groups.append([])
+                room = MOST_AT_ONCE
+            groups[-1].append(site)
+            room -= size
+        return groups
 
     def _noises(self, sites: Sequence[Site]) -> list[float]:
         """Return the relative error of the worst output when one site alone is put on a grid at run time."""
         reference = Reference(
             open_graph(self.model, self.folder, threads=self.threads), self.samples, list(self.indices)
         )
+        model, switches = _with_grids(self.model, sites)
+        session = open_graph(model, self.folder, threads=self.threads)
         found = []
-        for site in sites:
-            session = open_graph(_with_grid(self.model, site), self.folder, threads=self.threads)
-            distances = reference.distances(session).values()
+        for number in range(len(sites)):
+            self.tell(number, len(sites))
+            chosen = {name: np.array(place == number) for place, name in enumerate(switches)}
+            distances = reference.distances(_Switched(session, chosen)).values()
             found.append(max((d.noise / d.signal for d in distances if d.signal > 0), default=0.0))
         return found
 
@@ -204,20 +232,48 @@ def _tensor(values: npt.NDArray[np.floating], name: str) -> onnx.TensorProto:
     return onnx.numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name)
 
 
-def _with_grid(model: onnx.ModelProto, site: Site) -> onnx.ModelProto:
-    """Return the graph with one tensor on a grid of its own range, for its products alone."""
-    from onnx import helper
+@dataclass(frozen=True)
+class _Switched:
+    """A session with some inputs that stay the same for every sample."""
+
+    session: Any
+    fixed: dict[str, npt.NDArray[np.bool_]]
+
+    def run(self, names: Sequence[str], feed: dict[str, Any]) -> Any:
+        return self.session.run(names, {**feed, **self.fixed})
+
+    def get_inputs(self) -> Any:
+        return [item for item in self.session.get_inputs() if item.name not in self.fixed]
+
+    def get_outputs(self) -> Any:
+        return self.session.get_outputs()
+
+
+def _with_grids(model: onnx.ModelProto, sites: Sequence[Site]) -> tuple[onnx.ModelProto, list[str]]:
+    """Return the graph with a switch a site, whose products then read their tensor on a grid of its own range."""
+    from onnx import TensorProto, helper
 
     made = type(model)()
     made.CopyFrom(model)
-    integers = GraphIndex(made.graph).fresh_name(site.tensor + "_on_grid")
-    outputs = [integers, integers + "_scale", integers + "_zero_point"]
-    result = integers + "_float"
-    names = {node.name for node in site.readers}
+    index = GraphIndex(made.graph)
+    switches: list[str] = []
+    places: dict[tuple[str, str], str] = {}
+    for site in sites:
+        integers = index.fresh_name(site.tensor + "_on_grid")
+        outputs = [integers, integers + "_scale", integers + "_zero_point"]
+        floats, switch, read = integers + "_float", integers + "_switch", integers + "_read"
+        switches.append(switch)
+        places |= {(node.name, site.tensor): read for node in site.readers}
+        made.graph.input.append(helper.make_tensor_value_info(switch, TensorProto.BOOL, []))
+        made.graph.node.extend(
+            [
+                helper.make_node("DynamicQuantizeLinear", [site.tensor], outputs),
+                helper.make_node("DequantizeLinear", outputs, [floats]),
+                helper.make_node("Where", [switch, floats, site.tensor], [read]),
+            ]
+        )
     for node in made.graph.node:
-        if node.name in names and node.input[0] == site.tensor:
-            node.input[0] = result
-    made.graph.node.append(helper.make_node("DynamicQuantizeLinear", [site.tensor], outputs))
-    made.graph.node.append(helper.make_node("DequantizeLinear", outputs, [result]))
+        if node.input and (node.name, node.input[0]) in places:
+            node.input[0] = places[node.name, node.input[0]]
     sort_nodes(made.graph)
-    return made
+    return made, switches

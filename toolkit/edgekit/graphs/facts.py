@@ -11,7 +11,7 @@ import msgspec
 from edgekit.artifact import TensorSpec
 from edgekit.errors import UnsupportedError
 from edgekit.events import Finding
-from edgekit.graphs.edit import GraphIndex, attribute_of, graphs_in, is_standard, load_model, opset_of
+from edgekit.graphs.edit import RANDOM_OPS, GraphIndex, attribute_of, graphs_in, is_standard, load_model, opset_of
 from edgekit.graphs.storage import element_count, tensor_bytes, tensors_in
 
 if TYPE_CHECKING:
@@ -157,6 +157,24 @@ def training_nodes(model: onnx.ModelProto) -> list[Finding]:
             remedy="Call model.eval() before the export.",
         )
     ]
+
+
+def random_operators(model: onnx.ModelProto) -> list[str]:
+    """Return the operators of a model that draw random numbers, those of inner graphs included."""
+    return sorted({node.op_type for graph in graphs_in(model.graph) for node in graph.node} & RANDOM_OPS)
+
+
+def random_findings(model: onnx.ModelProto) -> list[Finding]:
+    """Report operators that draw random numbers."""
+    found = random_operators(model)
+    if not found:
+        return []
+    text = (
+        f"the model draws random numbers ({', '.join(found)}): unless they are scaled away, its outputs differ from "
+        "run to run, and neither accuracy nor golden outputs can be compared"
+    )
+    remedy = "Feed the noise as an input, or give data that turns it off."
+    return [Finding(severity="warning", node="", rule="random-operator", text=text, remedy=remedy)]
 
 
 def quantization_of(model: onnx.ModelProto) -> str:

@@ -15,7 +15,14 @@ from edgekit.events import Finding
 from edgekit.graphs import storage
 from edgekit.graphs.child import Limits, confine
 from edgekit.graphs.edit import drop_inputs_of_constants, load_model, name_nodes, opset_of, save_model, sort_nodes
-from edgekit.graphs.facts import check_signature, facts_of, foreign_operators, rare_types, training_nodes
+from edgekit.graphs.facts import (
+    check_signature,
+    facts_of,
+    foreign_operators,
+    random_findings,
+    rare_types,
+    training_nodes,
+)
 from edgekit.graphs.normal import inline_functions, make_dense, settle_dims, settle_outputs
 from edgekit.graphs.sessions import open_session
 from edgekit.graphs.versions import OLDEST_OPSET, WANTED_OPSET, check_versions, raise_opset
@@ -70,7 +77,7 @@ def take_in(path: Path, out: Path, allow: Callable[[int], None]) -> dict[str, An
     check(target)
     load(target)
     findings += raise_opset(target)
-    findings += training_nodes(load_model(target))
+    findings += training_nodes(load_model(target)) + random_findings(load_model(target))
     facts, more = facts_of(target)
     if changed:
         facts["renamed_nodes"] = changed

@@ -10,24 +10,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from edgekit.artifact import digest, sha256_file
 from edgekit.budget import Figure, Provenance
 from edgekit.errors import EdgekitError, InputError, TargetError, UnsupportedError
 from edgekit.events import Finding
 from edgekit.jobs import RUNNER, SCHEMA, encode_feeds, runner_files
-from edgekit.npz import check_arrays
 from edgekit.profile import Profile
 from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
 from edgekit.targets import machines
+from edgekit.targets.chunks import chunks, plain, read_outputs
 from edgekit.targets.figures import latency_figures, memory_figure
 from edgekit.transport import Transport
 
-CHUNK = 32 << 20
-"""Bytes of feeds that are sent, run and fetched at a time."""
-CHUNK_FEEDS = 1024
-"""Feeds that are sent at a time at most: outputs may be bigger than inputs."""
 PROBE_SECONDS, RUN_SECONDS, MEASURE_SECONDS = 300, 7200, 1800
 """How long a probe, a chunk (an engine may have to be built first) and the runs of a measurement may take."""
 
@@ -100,7 +94,7 @@ class CompositeTarget:
             TargetError: the machine is lost, or lacks the runtime, memory or time.
             UnsupportedError: its runtime cannot load or run the model.
         """
-        for chunk in _chunks(feeds):
+        for chunk in chunks(feeds):
             with tempfile.TemporaryDirectory(prefix="edgekit-") as scratch:
                 count = len(chunk)
                 job = {"inputs": [self._send(chunk, Path(scratch))], "outputs": "out"}
@@ -108,7 +102,7 @@ class CompositeTarget:
                 result = self._start("infer", bundle, job, Path(scratch), timeout=RUN_SECONDS)
                 outputs = Path(scratch, "outputs.npz")
                 self._transport.pull(f"{self._folder}/{result['outputs'][0]}", outputs)
-                yield from _read_outputs(outputs, count, self.url)
+                yield from read_outputs(outputs, count, self.url)
 
     def measure(self, bundle: Bundle, feed: Feed, *, runs: int, threads: int) -> tuple[Figure, ...]:
         """Measure latency and memory; a figure that must not decide a budget says why in its note.
@@ -184,8 +178,8 @@ class CompositeTarget:
     def _send(self, feeds: list[Feed], scratch: Path) -> str:
         """Push feeds into the job's folder; return the file's name there."""
         self.probe()
-        plain = [{name: _plain(name, array) for name, array in feed.items()} for feed in feeds]
-        (scratch / "feeds.npz").write_bytes(encode_feeds(plain))
+        ready = [{name: plain(name, array) for name, array in feed.items()} for feed in feeds]
+        (scratch / "feeds.npz").write_bytes(encode_feeds(ready))
         self._transport.push(scratch / "feeds.npz", f"{self._folder}/feeds.npz")
         return "feeds.npz"
 
@@ -196,7 +190,7 @@ class CompositeTarget:
         self._jobs += 1
         name = f"{self._jobs:06}"
         facts = bundle.facts
-        whole = {
+        whole: dict[str, Any] = {
             "schema": SCHEMA,
             "id": name,
             "model": f"../{self._send_bundle(bundle)}/{facts['model']}",
@@ -204,7 +198,7 @@ class CompositeTarget:
             "providers": list(facts.get("providers", ())),
             "threads": 0,
             "result": f"result-{name}.json",
-            **({"shapes": facts["shapes"]} if "shapes" in facts else {}),
+            **{key: facts[key] for key in ("shapes", "context") if key in facts},
             **job,
         }
         (scratch / "job.json").write_text(json.dumps(whole), encoding="utf-8")
@@ -259,43 +253,3 @@ def _as_error(error: dict[str, str], model: str, url: str) -> EdgekitError:
         return TargetError(text, where=url, remedy=remedy or "Free memory on the machine, or use a smaller model.")
     remedy = remedy or "The machine's runtime may be older than the model's opset: update it, or choose its profile."
     return UnsupportedError(text, where=f"{model} on {url}", remedy=remedy)
-
-
-def _plain(name: str, array: Any) -> Any:
-    """Return an array that a `.npz` file can hold without pickle."""
-    values = np.asarray(array)
-    if values.dtype == object and all(isinstance(value, str) for value in values.flat):
-        return values.astype(str)
-    if values.dtype.kind not in "biufU":
-        raise InputError(f"dtype {values.dtype} cannot be sent to a device", where=f"input '{name}'")
-    return values
-
-
-def _chunks(feeds: Iterable[Feed]) -> Iterator[list[Feed]]:
-    chunk: list[Feed] = []
-    size = 0
-    for feed in feeds:
-        more = sum(array.nbytes for array in feed.values())
-        if chunk and (size + more > CHUNK or len(chunk) >= CHUNK_FEEDS):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(feed)
-        size += more
-    if chunk:
-        yield chunk
-
-
-def _read_outputs(path: Path, count: int, url: str) -> Iterator[Feed]:
-    """Yield the outputs in a file as the runner writes it, one dict in memory at a time."""
-    keys: list[dict[str, str]] = [{} for _ in range(count)]
-    try:
-        for key in check_arrays(path):
-            index, _, name = key.partition(":")
-            keys[int(index)][name] = key
-    except (InputError, ValueError, IndexError) as error:
-        raise TargetError(f"what came back are no outputs: {error}", where=url) from error
-    if not all(keys):
-        raise TargetError(f"outputs of {count} inputs should have come back, not of all did", where=url)
-    with np.load(path, allow_pickle=False) as archive:
-        for names in keys:
-            yield {name: archive[key] for name, key in names.items()}

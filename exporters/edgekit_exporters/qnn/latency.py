@@ -1,0 +1,24 @@
+"""Latency on the HTP without a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgekit.artifact import MAIN, Artifact
+from edgekit.profile import Profile
+
+if TYPE_CHECKING:
+    from edgekit.graphs.forecast import Forecast
+    from edgekit.graphs.roofline import Protocol
+
+
+def predict(artifact: Artifact, folder: Path, profile: Profile, *, protocol: Protocol = "graph") -> Forecast:
+    """Predict latency and memory with the profile's roofline, kernel by kernel."""
+    from edgekit.graphs.cost import cost_of
+    from edgekit.graphs.forecast import forecast
+    from edgekit.graphs.fusion import ONNXRUNTIME
+    from edgekit.graphs.rules import usual_shapes
+
+    cost = cost_of(folder / MAIN, usual_shapes(artifact))
+    return forecast(cost, profile, rules=ONNXRUNTIME, protocol=protocol)
