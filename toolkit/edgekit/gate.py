@@ -78,6 +78,7 @@ class Gate:
         data: the data set; without it nothing can be said about accuracy.
         metric: what is judged; None: by the kind of the labels.
         budget: what must be kept.
+        sustained: seconds of load after which latency counts; 0: a device that is not hot.
     """
 
     store: Store
@@ -88,6 +89,7 @@ class Gate:
     metric: str | None
     budget: Budget
     threads: int = 1
+    sustained: float = 0
     seed: int = 0
     listen: events.Listener = events.ignore
 
@@ -196,7 +198,9 @@ class Gate:
             original += self.estimate(self.reference)
         else:
             provenance = target.provenance
-            found = target.measure(bundle, self._one_feed(), runs=self._runs, threads=self.threads)
+            found = target.measure(
+                bundle, self._one_feed(), runs=self._runs, threads=self.threads, sustained=self.sustained
+            )
             place = found[0].on
             original += self._measure_original(bundle, target)
         accuracy, findings = self._accuracy(bundle, target, place, provenance)

@@ -61,6 +61,8 @@ class QnnExporter:
             ops=("Conv", "ConvTranspose", "MatMul", "Gemm"),
             carry=_CARRY,
             stored_per_channel=False,
+            whole="prefer" if profile.settings.get("htp", {}).get("fp16", True) else "must",
+            precisions=("w8a8", "w8a16", "w4a16"),
             int4="none",  # the HTP wants 16-bit activations beside 4-bit weights in blocks, these stay float
             max_opset=profile.graph.max_opset,
             max_ir=profile.graph.max_ir,
@@ -115,10 +117,11 @@ class QnnExporter:
         return self.forecast(artifact, folder, profile).figures
 
     def forecast(self, artifact: Artifact, folder: Path, profile: Profile, *, protocol: Protocol = "graph") -> Forecast:
-        """Predict with the profile's roofline, kernel by kernel."""
+        """Predict with the profile's roofline, kernel by kernel; there is one way to start a run."""
         from edgekit_exporters.qnn.latency import predict
 
-        return predict(artifact, folder, profile, protocol=protocol)
+        del protocol
+        return predict(artifact, folder, profile)
 
     def _why_not(self, profile: Profile) -> str | None:
         """Say why nothing can be compiled for a profile; None when it can."""

@@ -10,15 +10,12 @@ from edgekit.profile import Profile
 
 if TYPE_CHECKING:
     from edgekit.graphs.forecast import Forecast
-    from edgekit.graphs.roofline import Protocol
 
 
-def predict(artifact: Artifact, folder: Path, profile: Profile, *, protocol: Protocol = "graph") -> Forecast:
+def predict(artifact: Artifact, folder: Path, profile: Profile) -> Forecast:
     """Predict latency and memory with the profile's roofline, kernel by kernel."""
     from edgekit.graphs.cost import cost_of
     from edgekit.graphs.forecast import forecast
-    from edgekit.graphs.fusion import ONNXRUNTIME
     from edgekit.graphs.rules import usual_shapes
 
-    cost = cost_of(folder / MAIN, usual_shapes(artifact))
-    return forecast(cost, profile, rules=ONNXRUNTIME, protocol=protocol)
+    return forecast(cost_of(folder / MAIN, usual_shapes(artifact)), profile)

@@ -136,7 +136,7 @@ class _Table:
         *,
         note: str = "",
     ) -> Decision:
-        bits = 32 if kind == "int32" else 8
+        bits = {"int32": 32, "int4": 4}.get(kind, 8)
         if what == "weight" and self.planner.dialect.reduce_range:
             bits, note = 7, "; ".join(filter(None, ("7 of the 8 bits, for this CPU's products", note)))
         if what == "activation":

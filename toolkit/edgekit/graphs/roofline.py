@@ -93,7 +93,8 @@ def seconds_of(work: Work, known: Constants) -> Numbers:
     if known.units:
         dense = np.isin(work.kind, _DENSE) & (work.macs > 0)
         arithmetic = np.where(dense, arithmetic * _padding(work, known), arithmetic)
-    arithmetic = arithmetic + work.operations / (known.peaks[0] * known.vector)
+    others = work.operations / (known.peaks[0] * known.vector)
+    arithmetic = np.maximum(arithmetic, others) if known.units else arithmetic + others
     longest: Numbers = np.maximum(arithmetic, work.moved / known.bandwidth)
     return longest + known.launch
 

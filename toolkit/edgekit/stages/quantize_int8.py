@@ -29,6 +29,7 @@ from edgekit.graphs.int8_learn import improve
 from edgekit.graphs.int8_plan import Planner
 from edgekit.graphs.int8_report import int8_summary, shortfalls
 from edgekit.graphs.int8_table import int8_decisions
+from edgekit.graphs.int8_whole import whole_graph
 from edgekit.graphs.int8_write import Writer
 from edgekit.graphs.kernels import kernel_findings
 from edgekit.graphs.original import open_original
@@ -39,6 +40,7 @@ from edgekit.graphs.weights import Weights
 from edgekit.numerics.ranges import METHODS
 from edgekit.stage import Context, Inputs
 
+PRECISIONS = ("w8a8", "w8a16", "w4a16")
 ROUNDINGS = ("nearest", "learned")
 MODES = ("auto", "static", "dynamic", "weights")
 
@@ -48,9 +50,10 @@ _NO_BLAME = "what a layer costs is measured on calibration samples, and there ar
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeInt8:
-    """Quantize weights and activations to 8 bits.
+    """Quantize weights and activations to 8 bits, or to what the runtime has beside that.
 
     Args:
+        precision: `w8a8`; `w8a16` (16-bit activations) or `w4a16` (4-bit weights too) where the dialect has them.
         method: how activation ranges are chosen: `minmax`, `percentile`, `mse`, `entropy`; `auto` takes the best of
             the first three on held-out calibration samples.
         mode: `static` (ranges from calibration), `dynamic` (products of MatMul and Gemm with ranges at run time),
@@ -69,10 +72,10 @@ class QuantizeInt8:
     revision: ClassVar[int] = 3
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
-    precision: ClassVar[str] = "w8a8"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "onnx", "onnxruntime")
 
+    precision: Literal["w8a8", "w8a16", "w4a16"] = "w8a8"
     method: Literal["auto", "minmax", "percentile", "mse", "entropy"] = "auto"
     mode: Literal["auto", "static", "dynamic", "weights"] = "auto"
     plan: tuple[Int8Edit, ...] = ()
@@ -87,6 +90,7 @@ class QuantizeInt8:
             ("method", self.method, ["auto", *METHODS]),
             ("mode", self.mode, list(MODES)),
             ("rounding", self.rounding, list(ROUNDINGS)),
+            ("precision", self.precision, list(PRECISIONS)),
         ):
             if word not in known:
                 raise UsageError(f"unknown {option} '{word}'", where=self.name, remedy=did_you_mean(word, known))
@@ -114,6 +118,9 @@ class QuantizeInt8:
             model, trial, rounding = improved.model, improved.trial, {"rounding": improved.facts}
         else:
             model = job.writer.write(trial.plan)
+        whole: dict[str, Any] = {}
+        if job.planner.dialect.whole != "no" and not job.seeded:
+            model, trial, whole = whole_graph(job, search, trial, model)
         kernels = kernel_findings(model, job.source.folder, trial.plan, job.planner, context.threads)
         save_model(model, out / MAIN, source=job.source.folder)
         _check(out / MAIN)
@@ -130,7 +137,7 @@ class QuantizeInt8:
         result: dict[str, Any] = {
             "coverage": facts,
             "findings": msgspec.to_builtins(findings),
-            "quantization": int8_summary(choice, trial, search) | rounding,
+            "quantization": int8_summary(choice, trial, search) | rounding | whole,
             "decisions": save_plan(
                 out,
                 stage=self.name,
@@ -181,9 +188,10 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
             where=path.name,
             remedy="Give the float model, or a recipe without quantize-int8: quantizing twice only loses accuracy.",
         )
+    dialect = inputs.dialect.at(stage.precision)
     source = canonical(path)
     weights = Weights(source.model.graph, source.folder)
-    planner = Planner(source.model, weights, inputs.dialect)
+    planner = Planner(source.model, weights, dialect)
     if not planner.compute_nodes() and not planner.operands:
         raise UnsupportedError(
             "nothing in the model can be quantized: no products and no weights",
@@ -194,7 +202,7 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
     samples, findings = _samples(stage, inputs, planner, source, context)
     source = _joined(source, samples, context)
     weights = Weights(source.model.graph, source.folder)
-    planner = Planner(source.model, weights, inputs.dialect)
+    planner = Planner(source.model, weights, dialect)
     tensors = [] if isinstance(samples, SeededSamples) else planner.tensors()
     statistics = collect(
         source.model,
@@ -219,7 +227,7 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
         source=source,
         weights=weights,
         planner=planner,
-        writer=Writer(source, weights, inputs.dialect),
+        writer=Writer(source, weights, dialect),
         samples=samples,
         path=path,
         statistics=statistics,
