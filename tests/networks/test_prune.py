@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from edgekit.errors import UnsupportedError, UsageError
 from edgekit.networks.changes import apply_changes
-from edgekit.networks.coupling import Slot, couple, trace_program
+from edgekit.networks.coupled import Slot
+from edgekit.networks.coupling import couple, trace_program
 from edgekit.networks.network import Network
-from edgekit.networks.prune import Options, prune_network
+from edgekit.networks.prune import prune_network
 from edgekit.networks.prune_check import unread
+from edgekit.networks.prune_choice import Options
 from edgekit.networks.prune_cost import Rates, channel_cost, count_macs, macs_after
 from edgekit.networks.prune_groups import groups_of
 from edgekit.networks.prune_remove import kept_of, remove

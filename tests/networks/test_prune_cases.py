@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from edgekit.networks.network import Network
-from edgekit.networks.prune import Options, prune_network
+from edgekit.networks.prune import prune_network
+from edgekit.networks.prune_choice import Options
 from edgekit.networks.prune_cost import Rates
 
 CASES = Path(__file__).parent.parent / "cases"

@@ -12,7 +12,7 @@ from typing import Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from edgekit.networks.coupling import Coupling, Slot
+from edgekit.networks.coupled import Coupling, Slot
 from edgekit.networks.labels import PLAIN
 from edgekit.numerics.importance import Floats, Norm, Places, combined, gathered, norms, step_of
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from edgekit import events
 from edgekit.networks.child import Tell
-from edgekit.networks.coupling import Coupling, Slot
+from edgekit.networks.coupled import Coupling, Slot
 from edgekit.networks.feeds import Feeds
-from edgekit.networks.finetune import make_goal
+from edgekit.networks.finetune import check_inputs, make_goal
 from edgekit.networks.network import Network, evaluating
 from edgekit.networks.train import runner_of
 from edgekit.numerics.importance import Floats, taylor
@@ -38,7 +38,8 @@ def sensitivities(network: Network, coupling: Coupling, arguments: dict[str, Any
 
     feeds = Feeds(Path(arguments["feeds"]), seed=int(arguments["seed"]), batch=_BATCH)
     runner = runner_of(network)
-    goal = make_goal(runner, network, feeds, {"teacher": None, "labels": []}, tell)
+    check_inputs(network, feeds)
+    goal = make_goal(runner, feeds, {"teacher": None, "labels": []}, tell)
     state = network.module.state_dict(keep_vars=True)
     found: dict[Slot, Floats] = {slot: np.zeros(len(coupling.axes[slot])) for slot in sorted(coupling.makes)}
     plan = feeds.epoch(1)[:BATCHES]
