@@ -110,6 +110,9 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         plan = make_plan(chosen, device, exporter, given)
         if dry_run:
             return _planned(plan)
+        place = target or device.target
+        if place:
+            _reach(place)  # an hour of work is not lost to a machine that is off
 
         pipeline = Pipeline(
             store=shelf,
@@ -155,7 +158,6 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         compiled = pipeline.compile(exporter, candidate)
         bundle = bundle_of(compiled, shelf)
 
-        place = target or device.target
         with open_target(place, device) if place else nullcontext() as machine:
             trial = gate.trial(bundle, machine, candidate)
         findings += trial.findings
@@ -227,6 +229,13 @@ def _check_given(metric: str | None, place: str | None, key: str | None, out: Pa
         load_private_key(Path(key))
     if out:
         check_place(out)
+
+
+def _reach(place: str) -> None:
+    """Connect to a target and let go of it; TargetError when it is not there, in use, or lacks Python."""
+    transport = open_transport(place)
+    transport.open()
+    transport.close()
 
 
 def _refuse_early(reference: Artifact, folder: Path, exporter: Exporter, profile: Profile) -> None:

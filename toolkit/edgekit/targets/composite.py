@@ -6,28 +6,26 @@ import contextlib
 import json
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from edgekit.artifact import digest, sha256_file
 from edgekit.budget import Figure, Provenance
-from edgekit.errors import EdgekitError, InputError, TargetError, UnsupportedError
+from edgekit.errors import EdgekitError, LinkError, TargetError
 from edgekit.events import Finding
 from edgekit.jobs import RUNNER, SCHEMA, encode_feeds, runner_files
-from edgekit.npz import check_arrays
 from edgekit.profile import Profile
 from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
 from edgekit.targets import machines
+from edgekit.targets.exchange import as_error, chunks, plain, read_outputs
 from edgekit.targets.figures import energy_figure, latency_figures, memory_figure, settled_latency, unproven_figures
 from edgekit.transport import Transport
 
-CHUNK = 32 << 20
-"""Bytes of feeds that are sent, run and fetched at a time."""
-CHUNK_FEEDS = 1024
-"""Feeds that are sent at a time at most: outputs may be bigger than inputs."""
+PAUSES = (1.0, 5.0, 15.0)
+"""Seconds after which a broken link is tried again."""
 ENERGY_SECONDS = 6
 """How long a Jetson runs beside tegrastats: some 60 samples."""
 PROBE_SECONDS, RUN_SECONDS, MEASURE_SECONDS = 300, 7200, 1800
@@ -51,7 +49,8 @@ class CompositeTarget:
         self._transport = transport
         self._profile = profile
         self._probe: machines.Probe | None = None
-        self._folder = f"job-{secrets.token_hex(6)}"
+        self._folder = _job_folder()
+        self._left: list[str] = []
         self._runner = ""
         self._jobs = 0
         self._sent: set[str] = set()
@@ -66,7 +65,7 @@ class CompositeTarget:
         """Remove the data that was sent, release the machine."""
         if self._probe is not None:
             with contextlib.suppress(EdgekitError):  # the link may be gone: what is left is swept another time
-                self._transport.run(["rm", "-rf", "--", self._folder], timeout=60)
+                self._transport.run(["rm", "-rf", "--", self._folder, *self._left], timeout=60)
         self._probe = None
         self._sent.clear()
         self._transport.close()
@@ -105,15 +104,48 @@ class CompositeTarget:
             TargetError: the machine is lost, or lacks the runtime, memory or time.
             UnsupportedError: its runtime cannot load or run the model.
         """
-        for chunk in _chunks(feeds):
+        for chunk in chunks(feeds):
             with tempfile.TemporaryDirectory(prefix="edgekit-") as scratch:
-                count = len(chunk)
-                job = {"inputs": [self._send(chunk, Path(scratch))], "outputs": "out"}
+                count, inputs = len(chunk), self._pack(chunk, Path(scratch))
                 chunk.clear()  # it is in a file now; the next one may fill the memory
-                result = self._start("infer", bundle, job, Path(scratch), timeout=RUN_SECONDS)
-                outputs = Path(scratch, "outputs.npz")
-                self._transport.pull(f"{self._folder}/{result['outputs'][0]}", outputs)
-                yield from _read_outputs(outputs, count, self.url)
+                outputs = self._persist(partial(self._infer, bundle, inputs, Path(scratch)))
+                yield from read_outputs(outputs, count, self.url)
+
+    def _infer(self, bundle: Bundle, inputs: Path, scratch: Path) -> Path:
+        """Send a file of feeds, run it, return the file of outputs."""
+        job: dict[str, Any] = {"inputs": [self._send(inputs)], "outputs": "out"}
+        job |= {"deflate": True} if self._is_far else {}
+        result = self._start("infer", bundle, job, scratch, timeout=RUN_SECONDS)
+        outputs = scratch / "outputs.npz"
+        self._transport.pull(f"{self._folder}/{result['outputs'][0]}", outputs)
+        return outputs
+
+    def _persist(self, work: Callable[[], Path]) -> Path:
+        """Do work that is not timed; when the link breaks, connect again and do it once more, a few times."""
+        first: LinkError | None = None
+        for pause in PAUSES:
+            try:
+                return work()
+            except LinkError as error:
+                first = first or error
+                self._reconnect(pause, first)
+        try:
+            return work()
+        except LinkError as error:
+            raise first or error from error
+
+    def _reconnect(self, pause: float, reason: LinkError) -> None:
+        text = f"the link broke and was made again: {reason.text}"
+        remedy = "Accuracy does not suffer; look at the network if this happens often."
+        self._find(Finding(severity="note", node=self.url, rule="target-link", text=text, remedy=remedy))
+        self._transport.close()
+        time.sleep(pause)
+        try:
+            self._transport.open()
+        except LinkError:
+            return  # the next try of the work tells, or the next pause mends it
+        self._left.append(self._folder)  # what ran there may still write
+        self._folder = _job_folder()
 
     def measure(
         self, bundle: Bundle, feed: Feed, *, runs: int, threads: int, sustained: float = 0
@@ -127,9 +159,10 @@ class CompositeTarget:
         if emulator := self.probe().get("emulator"):
             return unproven_figures(str(emulator))
         with tempfile.TemporaryDirectory(prefix="edgekit-") as scratch:
-            inputs = [self._send([feed], Path(scratch))]
+            inputs = [self._send(self._pack([feed], Path(scratch)))]
             job = {"inputs": inputs, "runs": runs, "threads": threads, "max_seconds": MEASURE_SECONDS}
-            job |= {"energy_seconds": ENERGY_SECONDS if self.probe().get("jetson") else 0, "sustained": sustained}
+            job |= {"energy_seconds": ENERGY_SECONDS} if self.probe().get("jetson") else {}
+            job |= {"sustained": sustained} if sustained else {}
             timeout = RUN_SECONDS + MEASURE_SECONDS + 2 * ENERGY_SECONDS + 2 * sustained
             self.details = self._start("measure", bundle, job, Path(scratch), timeout=timeout)
         probe, notes = self.probe(), []
@@ -198,13 +231,22 @@ class CompositeTarget:
             found: machines.Probe = json.loads(local.read_bytes())
             return found
 
-    def _send(self, feeds: list[Feed], scratch: Path) -> str:
-        """Push feeds into the job's folder; return the file's name there."""
+    @property
+    def _is_far(self) -> bool:
+        return bool(getattr(self._transport, "far", False))
+
+    def _pack(self, feeds: list[Feed], scratch: Path) -> Path:
+        """Write feeds into a file, compressed when it goes through a network."""
+        arrays = [{name: plain(name, array) for name, array in feed.items()} for feed in feeds]
+        path = scratch / "feeds.npz"
+        path.write_bytes(encode_feeds(arrays, deflate=self._is_far))
+        return path
+
+    def _send(self, inputs: Path) -> str:
+        """Push a file of feeds into the job's folder; return its name there."""
         self.probe()
-        plain = [{name: _plain(name, array) for name, array in feed.items()} for feed in feeds]
-        (scratch / "feeds.npz").write_bytes(encode_feeds(plain))
-        self._transport.push(scratch / "feeds.npz", f"{self._folder}/feeds.npz")
-        return "feeds.npz"
+        self._transport.push(inputs, f"{self._folder}/{inputs.name}")
+        return inputs.name
 
     def _start(
         self, command: str, bundle: Bundle, job: dict[str, Any], scratch: Path, *, timeout: float
@@ -232,7 +274,7 @@ class CompositeTarget:
         self._transport.pull(f"{self._folder}/{whole['result']}", scratch / "result.json")
         result: dict[str, Any] = json.loads((scratch / "result.json").read_bytes())
         if error := result.get("error"):
-            raise _as_error(error, str(facts["model"]), self.url)
+            raise as_error(error, str(facts["model"]), self.url)
         if fallback := result.get("fallback"):
             asked, ran = " ".join(fallback["asked"]), machines.engine_of(result["engine"])
             text, remedy = f"asked was {asked}, {ran} ran: {fallback['reason']}", "Install it there, or ask for less."
@@ -266,53 +308,5 @@ class CompositeTarget:
         )
 
 
-def _as_error(error: dict[str, str], model: str, url: str) -> EdgekitError:
-    kind, text, remedy = error["kind"], error["text"], error["remedy"]
-    if kind == "input":
-        return InputError(
-            text, where=model, remedy=remedy or "Compare the data's preprocessing with the model's inputs."
-        )
-    if kind in ("missing", "memory"):
-        return TargetError(text, where=url, remedy=remedy or "Free memory on the machine, or use a smaller model.")
-    remedy = remedy or "The machine's runtime may be older than the model's opset: update it, or choose its profile."
-    return UnsupportedError(text, where=f"{model} on {url}", remedy=remedy)
-
-
-def _plain(name: str, array: Any) -> Any:
-    """Return an array that a `.npz` file can hold without pickle."""
-    values = np.asarray(array)
-    if values.dtype == object and all(isinstance(value, str) for value in values.flat):
-        return values.astype(str)
-    if values.dtype.kind not in "biufU":
-        raise InputError(f"dtype {values.dtype} cannot be sent to a device", where=f"input '{name}'")
-    return values
-
-
-def _chunks(feeds: Iterable[Feed]) -> Iterator[list[Feed]]:
-    chunk: list[Feed] = []
-    size = 0
-    for feed in feeds:
-        more = sum(array.nbytes for array in feed.values())
-        if chunk and (size + more > CHUNK or len(chunk) >= CHUNK_FEEDS):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(feed)
-        size += more
-    if chunk:
-        yield chunk
-
-
-def _read_outputs(path: Path, count: int, url: str) -> Iterator[Feed]:
-    """Yield the outputs in a file as the runner writes it, one dict in memory at a time."""
-    keys: list[dict[str, str]] = [{} for _ in range(count)]
-    try:
-        for key in check_arrays(path):
-            index, _, name = key.partition(":")
-            keys[int(index)][name] = key
-    except (InputError, ValueError, IndexError) as error:
-        raise TargetError(f"what came back are no outputs: {error}", where=url) from error
-    if not all(keys):
-        raise TargetError(f"outputs of {count} inputs should have come back, not of all did", where=url)
-    with np.load(path, allow_pickle=False) as archive:
-        for names in keys:
-            yield {name: archive[key] for name, key in names.items()}
+def _job_folder() -> str:
+    return f"job-{secrets.token_hex(6)}"

@@ -1,0 +1,72 @@
+"""What goes to a machine and comes back: feeds in chunks, outputs, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgekit.errors import EdgekitError, InputError, TargetError, UnsupportedError
+from edgekit.npz import check_arrays
+from edgekit.target import Feed
+
+CHUNK = 32 << 20
+"""Bytes of feeds that are sent, run and fetched at a time."""
+CHUNK_FEEDS = 1024
+"""Feeds that are sent at a time at most: outputs may be bigger than inputs."""
+
+
+def as_error(error: dict[str, str], model: str, url: str) -> EdgekitError:
+    """Return the error that the runner told as one of ours."""
+    kind, text, remedy = error["kind"], error["text"], error["remedy"]
+    if kind == "input":
+        return InputError(
+            text, where=model, remedy=remedy or "Compare the data's preprocessing with the model's inputs."
+        )
+    if kind in ("missing", "memory"):
+        return TargetError(text, where=url, remedy=remedy or "Free memory on the machine, or use a smaller model.")
+    remedy = remedy or "The machine's runtime may be older than the model's opset: update it, or choose its profile."
+    return UnsupportedError(text, where=f"{model} on {url}", remedy=remedy)
+
+
+def plain(name: str, array: Any) -> Any:
+    """Return an array that a `.npz` file can hold without pickle."""
+    values = np.asarray(array)
+    if values.dtype == object and all(isinstance(value, str) for value in values.flat):
+        return values.astype(str)
+    if values.dtype.kind not in "biufU":
+        raise InputError(f"dtype {values.dtype} cannot be sent to a device", where=f"input '{name}'")
+    return values
+
+
+def chunks(feeds: Iterable[Feed]) -> Iterator[list[Feed]]:
+    """Yield feeds in lists of at most `CHUNK` bytes and `CHUNK_FEEDS` feeds, at least one each."""
+    chunk: list[Feed] = []
+    size = 0
+    for feed in feeds:
+        more = sum(array.nbytes for array in feed.values())
+        if chunk and (size + more > CHUNK or len(chunk) >= CHUNK_FEEDS):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(feed)
+        size += more
+    if chunk:
+        yield chunk
+
+
+def read_outputs(path: Path, count: int, url: str) -> Iterator[Feed]:
+    """Yield the outputs in a file as the runner writes it, one dict in memory at a time."""
+    keys: list[dict[str, str]] = [{} for _ in range(count)]
+    try:
+        for key in check_arrays(path):
+            index, _, name = key.partition(":")
+            keys[int(index)][name] = key
+    except (InputError, ValueError, IndexError) as error:
+        raise TargetError(f"what came back are no outputs: {error}", where=url) from error
+    if not all(keys):
+        raise TargetError(f"outputs of {count} inputs should have come back, not of all did", where=url)
+    with np.load(path, allow_pickle=False) as archive:
+        for names in keys:
+            yield {name: archive[key] for name, key in names.items()}
