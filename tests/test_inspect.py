@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 import house
+import kinds
 from contract import onnx_artifact
 from edgekit.artifact import Artifact
-from edgekit.errors import UnsupportedError
+from edgekit.build import build
+from edgekit.errors import NeedsDataError, UnsupportedError, UsageError
 from edgekit.events import Finding
-from edgekit.inspect import inspect_model
+from edgekit.inspect import inspect, inspect_model
 from edgekit.predict import predict
 from graph_models import floats, model, node, value
 
@@ -91,7 +93,105 @@ def test_what_is_no_graph_yet_is_refused(tmp_path):
 def test_a_prediction_comes_from_the_roofline_of_the_profile(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(two_layers().SerializeToString())
-    (figure,) = predict(str(path), profile="jetson", store=tmp_path / "store")
+    figure, memory = predict(str(path), profile="jetson", store=tmp_path / "store").figures
     assert (figure.name, figure.unit, figure.provenance, figure.n) == ("latency-p50", "ms", "predicted", 0)
     assert figure.on.startswith("roofline of jetson")
     assert figure.low < figure.value < figure.high
+    assert memory.name == "memory"
+
+
+def test_the_protocol_of_a_prediction(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(two_layers().SerializeToString())
+    options = {"profile": "jetson", "store": tmp_path / "store"}
+    graph, plain = (predict(str(path), protocol=name, **options) for name in ("graph", "plain"))
+    assert (graph.protocol, plain.protocol) == ("CUDA graph", "plain launches")
+    assert plain.figures[0].value > graph.figures[0].value
+    with pytest.raises(UsageError, match="has no CUDA graph"):
+        predict(str(path), protocol="plain", profile="host", store=tmp_path / "store")
+
+
+@pytest.fixture
+def cnn(tmp_path):
+    graph, feeds = kinds.residual_cnn()
+    (tmp_path / "cnn.onnx").write_bytes(graph.SerializeToString())
+    np.savez(tmp_path / "x.npz", x=np.concatenate([feed["x"] for feed in feeds]))
+    return tmp_path
+
+
+def asked(folder, **options):
+    options = {"profile": "host", "recipe": "int8", "plan": True, "data": str(folder / "x.npz")} | options
+    return inspect(str(folder / "cnn.onnx"), store=folder / "store", **options)
+
+
+def test_the_plan_tells_every_tensor_and_a_build_takes_it_from_the_cache(cnn):
+    report = asked(cnn)
+    (decided,) = report.decisions
+    assert [line.partition("(")[0] for line in report.plan] == ["simplify", "quantize-int8"]
+    nodes = {d.node for d in decided.plan.decisions if d.what == "weight"}
+    assert len(nodes) == 4
+    told = json.loads(json.dumps(report.to_dict()))
+    assert told["decisions"][0]["coverage"]["weights"] == 1
+    assert {"node", "op", "tensor", "what", "bits", "type", "mode", "why"} <= set(told["decisions"][0]["decisions"][0])
+    (shown,) = [rows for title, _, rows in report.tables() if "quantize-int8 in the ort-cpu dialect" in title]
+    assert len(shown) == len(decided.plan.decisions)
+    built = build(
+        str(cnn / "cnn.onnx"),
+        profile="host",
+        recipe="int8",
+        data=str(cnn / "x.npz"),
+        store=cnn / "store",
+        package=False,
+    )
+    (stage,) = [run for run in built.stages if run.name == "quantize-int8"]
+    assert stage.cached
+    assert "decisions" not in stage.facts["decisions"]
+    again = inspect(built.artifact[:12], plan=True, store=cnn / "store")
+    assert again.decisions == report.decisions
+    assert again.plan[-1].startswith("quantize-int8(")
+
+
+def test_the_plan_of_a_package_is_looked_up_in_the_store(cnn):
+    built = build(
+        str(cnn / "cnn.onnx"),
+        profile="host",
+        recipe="int8",
+        data=str(cnn / "x.npz"),
+        store=cnn / "store",
+        out=cnn / "out",
+        allow_dominated=True,
+    )
+    (decided,) = inspect(built.package, plan=True, store=cnn / "store").decisions
+    assert decided.plan.stage == "quantize-int8"
+    elsewhere = inspect(built.package, plan=True, store=cnn / "other")
+    assert not elsewhere.decisions
+    assert [f.rule for f in elsewhere.findings if f.rule == "undecided"]
+
+
+def test_alternatives_are_all_told_and_missing_data_is_a_warning(cnn):
+    report = asked(cnn, recipe="auto")
+    assert [decided.name for decided in report.decisions] == ["int8", "fp16"]
+    bare = asked(cnn, data=None)
+    assert not bare.decisions
+    (finding,) = [f for f in bare.findings if f.rule == "undecided"]
+    assert "calibration samples" in finding.text
+    assert "--data" in finding.remedy
+
+
+def test_blame_names_the_worst_layers_and_is_kept_in_the_store(cnn):
+    report = asked(cnn, plan=False, blame=True)
+    (found,) = report.blame
+    assert {effect.node for effect in found.effects} == {"stem", "depthwise", "project", "head"}
+    told = json.loads(json.dumps(report.to_dict()))["blame"][0]
+    assert told["effects"][0]["node"] == found.effects[0].node
+    assert "recipe" in told
+    assert any(title == found.shown() for title, *_ in report.tables())
+    heard = []
+    again = asked(cnn, plan=False, blame=True, listen=heard.append)
+    assert again.blame == report.blame
+    assert not [event for event in heard if getattr(event, "label", "") == "blame"]
+    other = asked(cnn, plan=False, blame=True, recipe="fp32")
+    assert not other.blame
+    assert [f.rule for f in other.findings if f.rule == "unblamed"]
+    with pytest.raises(NeedsDataError, match="calibration samples"):
+        asked(cnn, plan=False, blame=True, data=None)

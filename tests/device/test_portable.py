@@ -12,7 +12,7 @@ import edgekit
 
 FILES = sorted((Path(edgekit.__file__).parent / "device").glob("*.py"))
 SIBLINGS = {path.stem for path in FILES}
-LAZY = {"onnxruntime", "tensorrt"}
+LAZY = {"onnxruntime", "onnxruntime_qnn", "tensorrt"}
 
 
 def imports(tree):

@@ -93,9 +93,8 @@ def test_jetson_peaks_follow_from_multiprocessors_and_clock(name: str) -> None:
 def test_snapdragon_says_what_the_simulator_needs(name: str) -> None:
     found = load_profile(name)
     htp = found.settings["htp"]
-    assert (
-        {"soc_model", "arch", "fp16", "estimate"} <= htp.keys() <= {"soc_model", "arch", "fp16", "estimate", "vtcm_mb"}
-    )
+    always = {"soc_model", "arch", "fp16", "estimate"}
+    assert always <= htp.keys() <= always | {"vtcm_mb", "integer_twin"}
     assert ("fp16" in found.precisions) is htp["fp16"]
     assert "fp32" not in found.precisions
     assert htp["estimate"] is (htp["soc_model"] in {52, 62, 63, 72, 77, 95, 114})

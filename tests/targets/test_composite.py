@@ -19,7 +19,8 @@ from edgekit.jobs import encode_feeds
 from edgekit.manifest import Tolerance
 from edgekit.profile import load_profile
 from edgekit.target import Bundle
-from edgekit.targets import composite, exchange, open_target
+from edgekit.targets import chunks as parts
+from edgekit.targets import composite, open_target
 from edgekit.transports.local import LocalTransport
 from house import profile
 
@@ -84,7 +85,7 @@ def here(bundle, given):
 
 
 def test_outputs_come_in_order_and_are_those_of_this_machine(target, bundle, monkeypatch):
-    monkeypatch.setattr(exchange, "CHUNK_FEEDS", 3)
+    monkeypatch.setattr(parts, "CHUNK_FEEDS", 3)
     given = feeds(8)
     found = list(target.run(bundle, iter(given)))
     assert len(found) == 8
@@ -99,7 +100,7 @@ def test_no_feeds_give_no_outputs(local, bundle):
 
 
 def test_no_more_than_a_chunk_is_held(local, bundle, monkeypatch):
-    monkeypatch.setattr(exchange, "CHUNK", 4 * feeds(1)[0]["x"].nbytes)
+    monkeypatch.setattr(parts, "CHUNK", 4 * feeds(1)[0]["x"].nbytes)
     made, alive = [], []
 
     def stream():
@@ -116,10 +117,10 @@ def test_no_more_than_a_chunk_is_held(local, bundle, monkeypatch):
 
 
 def test_chunks_are_bounded_in_bytes_and_feeds(monkeypatch):
-    monkeypatch.setattr(exchange, "CHUNK", 100)
-    monkeypatch.setattr(exchange, "CHUNK_FEEDS", 3)
+    monkeypatch.setattr(parts, "CHUNK", 100)
+    monkeypatch.setattr(parts, "CHUNK_FEEDS", 3)
     sizes = [40, 40, 40, 500, 1, 1, 1, 1]
-    chunks = list(exchange.chunks({"x": np.zeros(size, np.uint8)} for size in sizes))
+    chunks = list(parts.chunks({"x": np.zeros(size, np.uint8)} for size in sizes))
     assert [[feed["x"].size for feed in chunk] for chunk in chunks] == [[40, 40], [40], [500], [1, 1, 1], [1]]
 
 
@@ -285,7 +286,7 @@ def test_closing_is_safe_at_any_time(bundle):
     target.close()
 
 
-@pytest.mark.parametrize("url", ["htp-sim", "aihub://x", "adb://1", "", "locl"])
+@pytest.mark.parametrize("url", ["htp-simulator", "aihub://x", "adb://1", "", "locl"])
 def test_targets_that_are_not_there_are_refused_with_a_suggestion(url):
     with pytest.raises(UsageError, match="unknown target") as caught:
         open_target(url, HOST)

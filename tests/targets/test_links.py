@@ -10,7 +10,7 @@ import onnx_models
 from edgekit.errors import TargetError
 from edgekit.profile import load_profile
 from edgekit.target import Bundle
-from edgekit.targets import composite, exchange, open_target
+from edgekit.targets import chunks, composite, open_target
 from house import profile
 from sshd import Proxy
 
@@ -52,7 +52,7 @@ def proxied(sshd, tmp_path, monkeypatch):
 def test_an_evaluation_goes_on_after_the_link_broke(proxied, bundle, monkeypatch):
     """Cut twice, in the middle of the work: every output comes, once and in order."""
     target, proxy = proxied
-    monkeypatch.setattr(exchange, "CHUNK_FEEDS", 2)
+    monkeypatch.setattr(chunks, "CHUNK_FEEDS", 2)
     given, found = feeds(8), []
     for number, outputs in enumerate(target.run(bundle, given)):
         found.append(outputs["y"])

@@ -28,8 +28,7 @@ from edgekit.shipping import Shipment, bundle_of, check_place, golden_feeds, pac
 from edgekit.signing import load_private_key
 from edgekit.sources import ingest, read_data
 from edgekit.store import Store
-from edgekit.targets import open_target
-from edgekit.transport import open_transport
+from edgekit.targets import default_target, open_target
 
 
 def build(  # noqa: PLR0913 - one keyword per option of the command line
@@ -99,7 +98,8 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     asked = budget if isinstance(budget, Budget) else parse_budget(budget or {})
     budgets = merge(parse_budget(device.budget), asked)
     chosen = load_recipe(recipe or device.recipe)
-    _check_given(metric, target or device.target, sign, Path(out) if package else None)
+    place = target or default_target(device)
+    _check_given(metric, place, device, sign, Path(out) if package else None)
 
     with Store(store) as shelf:
         source = ingest(model, shelf, weights=Path(weights) if weights else None, listen=listen)
@@ -110,9 +110,9 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         plan = make_plan(chosen, device, exporter, given)
         if dry_run:
             return _planned(plan)
-        place = target or device.target
         if place:
-            _reach(place)  # an hour of work is not lost to a machine that is off
+            with open_target(place, device) as machine:
+                machine.reach()  # an hour of work is not lost to a machine that is off
 
         pipeline = Pipeline(
             store=shelf,
@@ -133,6 +133,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
             preprocessing=preprocessing,
             label_map=label_map,
             limit=calibration,
+            training=plan.trains,
             strict=strict,
             seed=seed,
             listen=listen,
@@ -219,23 +220,16 @@ def repackage(artifact: str, *, sign: str | None = None, out: str | None = None,
         return result
 
 
-def _check_given(metric: str | None, place: str | None, key: str | None, out: Path | None) -> None:
+def _check_given(metric: str | None, place: str, device: Profile, key: str | None, out: Path | None) -> None:
     """Find out now, not after hours of work, that a metric, a target's URL, a key or a folder is of no use."""
     if metric:
         find_metric(metric)
     if place:
-        open_transport(place)
+        open_target(place, device).close()
     if key:
         load_private_key(Path(key))
     if out:
         check_place(out)
-
-
-def _reach(place: str) -> None:
-    """Connect to a target and let go of it; TargetError when it is not there, in use, or lacks Python."""
-    transport = open_transport(place)
-    transport.open()
-    transport.close()
 
 
 def _refuse_early(reference: Artifact, folder: Path, exporter: Exporter, profile: Profile) -> None:

@@ -37,6 +37,10 @@ class UsageError(EdgekitError):
     kind = "usage"
 
 
+class NeedsDataError(UsageError):
+    """What was asked needs samples, and no data was given."""
+
+
 class BudgetMissedError(EdgekitError):
     """A budget was missed: nothing ships."""
 

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from edgekit.artifact import Artifact
 from edgekit.budget import Figure
@@ -14,6 +14,9 @@ from edgekit.dialect import Dialect
 from edgekit.errors import EdgekitError, UnsupportedError
 from edgekit.events import Finding
 from edgekit.profile import Profile
+
+if TYPE_CHECKING:
+    from edgekit.graphs.forecast import Forecast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +51,22 @@ class Exporter(Protocol):
 
         Returns:
             Facts: `runtime` (what the runner uses: `onnxruntime` or `tensorrt`), `model` (the file it loads),
-            `providers` (onnxruntime execution providers in order), and what else is worth telling.
+            `providers` (onnxruntime execution providers in order), `loads` (the files that the device loads, when not
+            all of them are), and what else is worth telling.
         """
         ...
 
     def estimate(self, artifact: Artifact, folder: Path, profile: Profile) -> tuple[Figure, ...]:
         """Predict latency (`latency-p50`, with an interval) and what else the runtime can tell without a device."""
+        ...
+
+    def forecast(
+        self, artifact: Artifact, folder: Path, profile: Profile, *, protocol: Literal["graph", "plain"] = "graph"
+    ) -> Forecast:
+        """Predict the same in detail: each fused kernel, memory, and where the interval comes from.
+
+        On a GPU, `protocol` says whether kernels are started at once (a CUDA graph) or one by one.
+        """
         ...
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +15,19 @@ import msgspec
 from edgekit import events
 from edgekit.artifact import MAIN, Artifact, digest
 from edgekit.budget import Budget, Figure, Provenance
-from edgekit.data import Dataset, Samples
+from edgekit.data import Dataset, Samples, take
 from edgekit.errors import InputError, UnsupportedError
-from edgekit.evaluate import Comparison, evaluate, figures, is_steady, load_outputs, run_onnx, save_outputs
+from edgekit.evaluate import (
+    Comparison,
+    distance_findings,
+    evaluate,
+    figures,
+    is_steady,
+    load_outputs,
+    run_onnx,
+    save_outputs,
+    with_disagreement,
+)
 from edgekit.evaluate.rows import TOGETHER, leading_axis, rows_of, together
 from edgekit.events import Finding
 from edgekit.exporter import Exporter
@@ -24,7 +35,7 @@ from edgekit.metrics import Metric, default_metric, find_metric
 from edgekit.profile import Profile
 from edgekit.score import Score
 from edgekit.store import Store
-from edgekit.target import Bundle, Feed, Target
+from edgekit.target import Bundle, Feed, Simulator, Target
 
 Split = Literal["calibration", "evaluation"]
 
@@ -148,7 +159,8 @@ class Gate:
         known = [("latency", latency, min(self.budget.latency_ms.values(), default=None))]
         known += [("size", size.value, self.budget.max_size), ("drop", drop, self.budget.max_drop)]
         within = all(value is None or limit is None or value <= limit for _, value, limit in known)
-        return Score(within=within, latency_ms=latency, size=int(size.value or 0), drop=drop)
+        keeps = drop is None or self.budget.max_drop is None or drop <= self.budget.max_drop
+        return Score(within=within, latency_ms=latency, size=int(size.value or 0), drop=drop, keeps=keeps)
 
     def estimate(self, artifact: Artifact) -> tuple[Figure, ...]:
         """Predict what can be predicted; nothing for a graph whose shapes are open."""
@@ -180,6 +192,10 @@ class Gate:
             place, provenance = f"onnxruntime {_version('onnxruntime')} CPU kernels here", STAND_IN
             found = self.estimate(candidate)
             original += self.estimate(self.reference)
+        elif isinstance(target, Simulator):  # how long it takes is no latency
+            place, provenance = target.place, target.provenance
+            found = self.estimate(candidate)
+            original += self.estimate(self.reference)
         else:
             provenance = target.provenance
             found = target.measure(
@@ -190,7 +206,7 @@ class Gate:
         accuracy, findings = self._accuracy(bundle, target, place, provenance)
         original.append(Figure(name="drop", value=0.0, unit="1", provenance=provenance, on=place))
         return Trial(
-            figures=(*accuracy, *found, model_size(bundle.folder)),
+            figures=(*accuracy, *found, model_size(bundle.folder, bundle.facts.get("loads"))),
             original=tuple(original),
             findings=(*findings, *(target.findings if target else ())),
             fingerprint=target.fingerprint() if target else {},
@@ -236,6 +252,9 @@ class Gate:
                 why = "the original draws random numbers, and gives something else each time"
             note = f"accuracy was not looked at: {why}"
             return (Figure(name="drop", value=None, unit="1", provenance=provenance, on=place, note=note),), ()
+        if isinstance(target, Simulator):
+            comparison, told = self._simulated(bundle, target)
+            return figures(comparison, on=place, provenance=provenance), (*comparison.findings, *told)
         feeds = self.feeds("evaluation", "candidate")
         if target is None:
             outputs = run_onnx(bundle.folder / str(bundle.facts["model"]), feeds, threads=self.threads)
@@ -243,6 +262,34 @@ class Gate:
             outputs = target.run(bundle, feeds)
         comparison = self.compare("evaluation", outputs)
         return figures(comparison, on=place, provenance=provenance), comparison.findings
+
+    def _simulated(self, bundle: Bundle, target: Simulator) -> tuple[Comparison, tuple[Finding, ...]]:
+        """Hold a simulator's outputs on the samples that it can run, its stand-in's on all, against the original's.
+
+        When it runs all of them they are what is judged; else see `edgekit.evaluate.simulated`.
+        """
+        whole_split = self._samples("evaluation")
+        few = take(whole_split, target.affordable(bundle, self._one_feed(), len(whole_split)), seed=self.seed)
+        stand_in = bundle.folder / str(bundle.facts["model"])
+        whole = self.compare("evaluation", run_onnx(stand_in, self.feeds("evaluation", "CPU"), threads=self.threads))
+        with tempfile.TemporaryDirectory(prefix="edgekit-sim-") as scratch:
+            path = Path(scratch, OUTPUTS)
+            feeds = feeds_of(few, "evaluation: simulator", self.listen)
+            save_outputs(path, together(target.run(bundle, feeds), self.leading))
+            near, apart = (
+                evaluate(
+                    together(run_onnx(graph, feeds_of(few, "evaluation: CPU", self.listen)), self.leading),
+                    load_outputs(path),
+                    rows_of(few.labels, self.leading),
+                    self.judged_by,
+                    batched=self.leading is not None,
+                    seed=self.seed,
+                )
+                for graph in (self.store.folder(self.reference.id), stand_in)
+            )
+        floats = {spec.name for spec in self.reference.specs("outputs") if spec.dtype.startswith("float")}
+        told = distance_findings(whole, near, apart, floats=floats, place=target.place)
+        return (near if len(few) == len(whole_split) else with_disagreement(whole, apart)), told
 
     def _measure_original(self, bundle: Bundle, target: Target) -> tuple[Figure, ...]:
         """Measure the original on the same target, in the same way: what `never ship worse` compares with."""
@@ -268,9 +315,10 @@ def feeds_of(samples: Samples, label: str, listen: events.Listener) -> Iterator[
         yield samples.sample(done)
 
 
-def model_size(folder: Path) -> Figure:
-    """Return the bytes of the files that a device loads from a folder."""
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in MODEL_FILES)
+def model_size(folder: Path, loads: Sequence[str] | None = None) -> Figure:
+    """Return the bytes of what a device loads from a folder: the files that are named, else all model files."""
+    paths = [folder / name for name in loads] if loads else sorted(folder.rglob("*"))
+    size = sum(path.stat().st_size for path in paths if loads or path.suffix in MODEL_FILES)
     return Figure(name="size", value=float(size), unit="B", provenance="measured", on="model files")
 
 

@@ -214,8 +214,7 @@ def _jobs(contents: Contents) -> dict[str, dict[str, Any]]:
         "threads": 1,
         "inputs": [GOLDEN_INPUTS],
     }
-    if "shapes" in variant.facts:
-        job["shapes"] = variant.facts["shapes"]
+    job |= {key: variant.facts[key] for key in ("shapes", "context") if key in variant.facts}
     jobs = {"measure.json": {**job, "runs": 300, "result": "measure-result.json"}}
     if variant.golden and variant.golden.outputs:
         expected = {

@@ -51,22 +51,36 @@ class Pipeline:
     seed: int = 0
     threads: int = 1
     allow_partial: bool = False
+    originals: dict[str, Artifact] = field(default_factory=dict)
     runs: list[StageRun] = field(default_factory=list)
     findings: list[events.Finding] = field(default_factory=list)
 
     def capture(self, plan: Plan, source: Artifact) -> Artifact:
         """Turn the user's model into the float graph that everything is compared with."""
+        self.originals[source.kind] = source
+        reference = self._captured(plan, source)
+        self.originals[reference.kind] = reference
+        self._check_axes(reference)
+        return reference
+
+    def _captured(self, plan: Plan, network: Artifact) -> Artifact:
         for stage in plan.capture:
-            source = self.run_stage(stage, source)
-        self._check_axes(source)
-        return source
+            network = self.run_stage(stage, network)
+        return network
 
     def run(self, plan: Plan, reference: Artifact, score: Scorer) -> Artifact:
         """Turn the float reference into the candidate."""
-        candidate = reference
+        candidate = self._trained(plan, score) if plan.training else reference
         for entry in plan.entries:
             candidate = self._run_entry(entry, candidate, score)
         return candidate
+
+    def _trained(self, plan: Plan, score: Scorer) -> Artifact:
+        """Change the model of PyTorch as the plan says, judge it by its graph, and return that graph."""
+        network = self.originals["torch"]
+        for entry in plan.training:
+            network = self._run_entry(entry, network, lambda made: score(self._captured(plan, made)))
+        return self._captured(plan, network)
 
     def compile(self, exporter: Exporter, artifact: Artifact) -> Artifact:
         """Compile a candidate for the profile's runtime, or take the `bundle` from the cache."""
@@ -114,6 +128,24 @@ class Pipeline:
         self._check_coverage(stage, facts)
         return made
 
+    def examine(self, stage: Stage, artifact: Artifact, what: str, work: Callable[[Inputs, Context], Any]) -> Any:
+        """Do other work with a stage's options and input than to run it, or take what it found from the cache.
+
+        Args:
+            stage: the stage.
+            artifact: what it would transform.
+            what: the work's name.
+            work: does it; its result must be JSON values. Its scratch folder survives a kill.
+        """
+        key = digest([what, self._key(stage, artifact)])
+        with self.store.lock(key):
+            record = self.store.record(key)
+            if record is None:
+                record = {"artifact": artifact.id, "found": work(*self._surroundings(artifact, key))}
+                self.store.remember(key, record)
+                self.store.forget_scratch(key)
+        return record["found"]
+
     def _run_entry(self, entry: PlanEntry, artifact: Artifact, score: Scorer) -> Artifact:
         if isinstance(entry, Rounds):
             return self._run_rounds(entry, artifact, score)
@@ -132,7 +164,8 @@ class Pipeline:
                 self._told("repeat", {"round": number, "kept": True, "why": "nothing changed: the rounds end"})
                 return tried
             tried_score = score(tried)
-            good = tried_score.within and not _worse(tried_score, kept_score)
+            keeps = tried_score.within if tried_score.keeps is None else tried_score.keeps
+            good = keeps and not _worse(tried_score, kept_score)
             self._told("repeat", {"round": number, "kept": good, **_as_facts(tried_score)})
             if not good:
                 break
@@ -163,23 +196,14 @@ class Pipeline:
         return best
 
     def _execute(self, stage: Stage, artifact: Artifact, key: str) -> Artifact:
-        inputs = Inputs(
-            artifact=artifact,
-            folder=self.store.folder(artifact.id),
-            profile=self.profile,
-            data=self.data,
-            dialect=self.dialect,
-            teacher=(self.teacher, self.store.folder(self.teacher.id)) if self.teacher else None,
-        )
-        scratch = self.store.scratch(key)
-        context = Context(scratch=scratch, listen=self.listen, seed=self.seed, threads=self.threads)
+        inputs, context = self._surroundings(artifact, key, self._teacher(stage))
         with self.store.staging() as out:
             facts = _brief(stage.run(inputs, out, context))
             step = Step(
                 stage=stage.name,
                 revision=stage.revision,
                 options=options_of(stage),
-                inputs=self._input_ids(artifact),
+                inputs=self._input_ids(stage, artifact),
                 libraries=_versions(stage.libraries),
                 facts={k: v for k, v in facts.items() if k != "graphs"},
             )
@@ -187,6 +211,25 @@ class Pipeline:
         self.store.remember(key, {"artifact": made.id})
         self.store.forget_scratch(key)
         return made
+
+    def _surroundings(self, artifact: Artifact, key: str, teacher: Artifact | None = None) -> tuple[Inputs, Context]:
+        """Return what a stage reads, and what surrounds its run; the scratch folder is that of the key."""
+        inputs = Inputs(
+            artifact=artifact,
+            folder=self.store.folder(artifact.id),
+            profile=self.profile,
+            data=self.data,
+            dialect=self.dialect,
+            teacher=(teacher, self.store.folder(teacher.id)) if teacher else None,
+        )
+        context = Context(
+            scratch=self.store.scratch(key),
+            listen=self.listen,
+            seed=self.seed,
+            threads=self.threads,
+            shared=self.store.shared,
+        )
+        return inputs, context
 
     def _cached(self, key: str) -> Artifact | None:
         record = self.store.record(key)
@@ -198,7 +241,7 @@ class Pipeline:
                 "stage": stage.name,
                 "revision": stage.revision,
                 "options": options_of(stage),
-                "inputs": self._input_ids(artifact),
+                "inputs": self._input_ids(stage, artifact),
                 "libraries": _versions(stage.libraries),
                 "profile": self.profile,
                 "dialect": repr(self.dialect),
@@ -206,12 +249,19 @@ class Pipeline:
             }
         )
 
-    def _input_ids(self, artifact: Artifact) -> dict[str, str]:
+    def _teacher(self, stage: Stage) -> Artifact | None:
+        """Return the teacher of a stage that needs one: the user's, or the original of the kind that it takes."""
+        if not {"teacher", "original"} & stage.needs:
+            return None
+        return self.teacher or next((self.originals[kind] for kind in stage.takes if kind in self.originals), None)
+
+    def _input_ids(self, stage: Stage, artifact: Artifact) -> dict[str, str]:
         ids = {"artifact": artifact.id}
         if self.data is not None:
             ids["data"] = self.data.id
-        if self.teacher is not None:
-            ids["teacher"] = self.teacher.id
+        teacher = self._teacher(stage)
+        if teacher is not None:
+            ids["teacher"] = teacher.id
         return ids
 
     def _check_axes(self, reference: Artifact) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -70,6 +70,10 @@ class Target(Protocol):
         """How its outputs were obtained: `measured` on a device, `simulated`; connects when it must look."""
         ...
 
+    def reach(self) -> None:
+        """Connect and let go again, which costs little; TargetError when it is not there, in use, or lacks a tool."""
+        ...
+
     def fingerprint(self) -> dict[str, str]:
         """Say what the target is (hardware, OS, runtime versions): part of cache keys and of the report."""
         ...
@@ -102,4 +106,18 @@ class Target(Protocol):
 
     def close(self) -> None:
         """Let go of the device; never raises."""
+        ...
+
+
+@runtime_checkable
+class Simulator(Target, Protocol):
+    """A target that gives a device's outputs, slowly, without being one: its time says nothing about the device's."""
+
+    @property
+    def place(self) -> str:
+        """Return what outputs come from, for people."""
+        ...
+
+    def affordable(self, bundle: Bundle, feed: Feed, wanted: int) -> int:
+        """Return how many of `wanted` samples it runs in a reasonable time; at least one."""
         ...

@@ -144,7 +144,7 @@ def _package(
         )
         found += figures(comparison, on=on, provenance=machine.provenance)
         findings += comparison.findings
-    found.append(model_size(bundle.folder))
+    found.append(model_size(bundle.folder, bundle.facts.get("loads")))
     return _judged(budgets, found, findings, package.manifest.artifact.id, strict=strict)
 
 

@@ -44,16 +44,29 @@ class OrtEngine:
         import onnxruntime
 
         onnxruntime.set_default_logger_severity(3)
-        self._session, self.fallback = _open(onnxruntime, model, list(providers), threads, spinning=spinning)
-        ran = list(self._session.get_providers())
-        entries = self._session.get_inputs()
+        session, fallback = _open(onnxruntime, model, list(providers), threads, spinning=spinning)
+        self._take(session, onnxruntime.__version__, threads, fallback=fallback, spinning=spinning)
+
+    def _take(
+        self,
+        session: Any,
+        version: str,
+        threads: int,
+        *,
+        fallback: Optional[Dict[str, Any]] = None,
+        spinning: bool = False,
+    ) -> None:
+        """Keep a session and what is worth knowing of it."""
+        self._session, self.fallback = session, fallback
+        ran = list(session.get_providers())
+        entries = session.get_inputs()
         self.inputs = {entry.name: _dtype(entry.type) for entry in entries}
         self._required = [entry.name for entry in entries if not entry.type.startswith("optional")]
-        self.outputs = [entry.name for entry in self._session.get_outputs()]
+        self.outputs = [entry.name for entry in session.get_outputs()]
         self.accelerated = ran[0] != CPU
         self.facts = {
             "runtime": "onnxruntime",
-            "version": onnxruntime.__version__,
+            "version": version,
             "providers": ran,
             "threads": threads,
             "spinning": spinning,

@@ -12,6 +12,8 @@ It imports nothing of edgekit. A job is a JSON object; paths in it are relative 
     runtime    "onnxruntime" or "tensorrt" (tensorrt's Python, else trtexec to time, else onnxruntime's TensorRT, CUDA
                and CPU providers: what is not as asked is told as `fallback`)
     providers  onnxruntime's execution providers in order of preference
+    context    a compiled form of the model for Qualcomm's HTP: {"model", "soc_model", "soc", "compatibility"}; it is
+               loaded when QNNExecutionProvider is asked, else (told as `fallback`) the model, if the CPU is asked too
     threads    CPU threads per operator, 0: as the runtime likes; spinning: whether idle ones spin (false)
     shapes     input -> [min, opt, max] for TensorRT engines with dynamic inputs
     inputs     .npz files: key "3:x" is tensor x of feed 3; with "layout": "plain" key "x", one feed a file
@@ -37,12 +39,13 @@ import zipfile
 from typing import Any, Dict
 
 if __package__:  # imported by a test or read by a type checker
-    from . import arrays, endurance, engine_ort, engine_trt, latency, machine, power
+    from . import arrays, endurance, engine_ort, engine_qnn, engine_trt, latency, machine, power
 else:  # started as a program, its siblings beside it
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import arrays  # type: ignore[import-not-found,no-redef]
     import endurance  # type: ignore[import-not-found,no-redef]
     import engine_ort  # type: ignore[import-not-found,no-redef]
+    import engine_qnn  # type: ignore[import-not-found,no-redef]
     import engine_trt  # type: ignore[import-not-found,no-redef]
     import latency  # type: ignore[import-not-found,no-redef]
     import machine  # type: ignore[import-not-found,no-redef]
@@ -133,8 +136,11 @@ def open_engine(job: Dict[str, Any], folder: str) -> Any:
     threads, spinning = int(job.get("threads", 0)), bool(job.get("spinning", False))
     reason = ""
     try:
+        providers = job.get("providers") or [engine_ort.CPU]
+        if job.get("context") and engine_qnn.QNN in providers:
+            return open_context(job, model, threads, spinning=spinning)
         if job["runtime"] == "onnxruntime":
-            return engine_ort.OrtEngine(model, job.get("providers") or [engine_ort.CPU], threads, spinning=spinning)
+            return engine_ort.OrtEngine(model, providers, threads, spinning=spinning)
         try:
             return engine_trt.load(model, gpu_key(), job.get("shapes"))
         except (ImportError, RuntimeError) as error:
@@ -147,6 +153,21 @@ def open_engine(job: Dict[str, Any], folder: str) -> Any:
     told = [reason] + ([engine.fallback["reason"]] if engine.fallback else [])
     engine.fallback = {"asked": ["tensorrt"], "ran": engine.facts["providers"], "reason": "; ".join(told)}
     return engine
+
+
+def open_context(job: Dict[str, Any], model: str, threads: int, *, spinning: bool) -> Any:
+    """Return the model's compiled form on the HTP; where that cannot be the model on the CPU, if that is asked."""
+    context = job["context"]
+    path = os.path.join(os.path.dirname(model), os.path.basename(str(context["model"])))
+    try:
+        return engine_qnn.QnnEngine(path, context, machine.modules("/"), threads)
+    except Exception as error:
+        if engine_ort.CPU not in job["providers"]:
+            raise
+        engine = engine_ort.OrtEngine(model, [engine_ort.CPU], threads, spinning=spinning)
+        reason = "{}: {}".format(type(error).__name__, str(error).strip()[:500])
+        engine.fallback = {"asked": job["providers"], "ran": engine.facts["providers"], "reason": reason}
+        return engine
 
 
 def gpu_key() -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from edgekit.graphs.edit import attribute_of
+from edgekit.graphs.plan_edits import BlockEdit, apply_edits, reason_of, refuse_all
 from edgekit.graphs.storage import element_count
 from edgekit.graphs.weights import Operand, Weights
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import onnx
 
 _MATRIX = 2
+_STAGE = "quantize-int4"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,40 +64,78 @@ class BlockPlan:
     Attributes:
         weights: the matrices.
         reasons: node -> why its weight stays float.
+        edits: weight key -> the recipe's entry that counts for it.
     """
 
     weights: tuple[BlockWeight, ...]
     reasons: dict[str, str]
+    edits: dict[tuple[int, str], BlockEdit] = field(default_factory=dict)
 
 
-def plan_blocks(weights: Weights, *, skip: Sequence[str], tables: bool, whole: int = 0) -> BlockPlan:
+def plan_blocks(
+    weights: Weights, *, edits: Sequence[BlockEdit] = (), skip: Sequence[str] = (), tables: bool, whole: int = 0
+) -> BlockPlan:
     """Find the matrices that can be quantized.
 
     A matrix is stored once, so one use that needs it in float keeps it in float for all.
 
     Args:
         weights: the weight operands of a graph in canonical form.
-        skip: globs of node names or op types to leave float.
+        edits: what the recipe wants of single nodes; of several that match, the last counts. Of the entries for
+            several readers of one matrix, one that leaves it float counts, else the last.
+        skip: which of their globs came from the option skip.
         tables: whether tables that are looked up are quantized.
         whole: block size that must divide the depth of a matrix; 0: none must.
+
+    Raises:
+        UsageError: an entry that matches no node, or that can be followed for none that it counts for.
     """
     nodes = {node.name: node for graph in weights.graphs for node in graph.node}
+    named = apply_edits(edits, {name: node.op_type for name, node in nodes.items()}, stage=_STAGE)
     uses: dict[tuple[int, str], list[Operand]] = {}
     for operand in weights.operands:
         uses.setdefault(operand.key, []).append(operand)
     found: list[BlockWeight] = []
     reasons: dict[str, str] = {}
-    for operands in uses.values():
-        reason, culprit = _refusal(weights, operands, nodes, skip, tables=tables)
+    chosen: dict[tuple[int, str], BlockEdit] = {}
+    for key, operands in uses.items():
+        asked = [named[operand.node] for operand in operands if operand.node in named]
+        if asked:
+            chosen[key] = max(asked, key=lambda edit: (edit.mode == "float", edits.index(edit)))
+        reason, culprit = _wish(operands, named, skip)
+        if not reason:
+            reason, culprit = _refusal(weights, operands, nodes, tables=tables)
         if not reason and whole:
-            reason = _uneven(_weight(weights, operands, nodes), whole)
+            block = chosen[key].block if asked else None
+            reason = _uneven(_weight(weights, operands, nodes), block or whole)
         if not reason:
             found.append(_weight(weights, operands, nodes))
             continue
         for operand in operands:
             own = operand.node == culprit or not culprit
             reasons[operand.node] = reason if own else f"its weight is also read by '{culprit}', where {reason}"
-    return BlockPlan(weights=tuple(found), reasons=reasons)
+    _check_edits(edits, named, weights, reasons)
+    return BlockPlan(weights=tuple(found), reasons=reasons, edits=chosen)
+
+
+def _wish(operands: Sequence[Operand], named: Mapping[str, BlockEdit], skip: Sequence[str]) -> tuple[str, str]:
+    """Return the wish to leave a matrix float and the node that has it; empty: none has."""
+    left = [operand.node for operand in operands if _leaves(named.get(operand.node))]
+    return (reason_of(named[left[0]], skip), left[0]) if left else ("", "")
+
+
+def _check_edits(
+    edits: Sequence[BlockEdit], named: Mapping[str, BlockEdit], weights: Weights, reasons: Mapping[str, str]
+) -> None:
+    stored = {operand.node for operand in weights.operands}
+    for edit in edits:
+        mine = [name for name, other in named.items() if other == edit]
+        refusals = {name: "" if _leaves(edit) else reasons.get(name, "") for name in mine if name in stored}
+        refuse_all(edit, refusals or dict.fromkeys(mine, "it has no weight"), stage=_STAGE)
+
+
+def _leaves(edit: BlockEdit | None) -> bool:
+    return edit is not None and edit.mode == "float"
 
 
 def _uneven(weight: BlockWeight, block: int) -> str:
@@ -130,13 +169,12 @@ def _refusal(
     weights: Weights,
     operands: list[Operand],
     nodes: dict[str, onnx.NodeProto],
-    skip: Sequence[str],
     *,
     tables: bool,
 ) -> tuple[str, str]:
     """Return why a matrix stays float, and the node that is at fault (empty: all of them); empty: nothing is."""
     for operand in operands:
-        if reason := _node_refusal(operand, nodes[operand.node], weights, skip, tables=tables):
+        if reason := _node_refusal(operand, nodes[operand.node], weights, tables=tables):
             return reason, operand.node
     axes = {operand.axis for operand in operands}
     if len(axes) > 1:
@@ -148,12 +186,7 @@ def _refusal(
     return "", ""
 
 
-def _node_refusal(
-    operand: Operand, node: onnx.NodeProto, weights: Weights, skip: Sequence[str], *, tables: bool
-) -> str:
-    for glob in skip:
-        if fnmatchcase(node.name, glob) or fnmatchcase(node.op_type, glob):
-            return f"the option skip names it ('{glob}')"
+def _node_refusal(operand: Operand, node: onnx.NodeProto, weights: Weights, *, tables: bool) -> str:
     dims = list(weights.tensor(operand).dims)
     lookup = node.op_type == "Gather"
     rules = (

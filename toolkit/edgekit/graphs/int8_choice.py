@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +11,12 @@ from typing import Any, Literal
 from edgekit.data import Samples
 from edgekit.graphs.calibrate import Reference, Statistics, spread
 from edgekit.graphs.canonical import Canonical
+from edgekit.graphs.int8_edits import edited_mode, int8_edits
 from edgekit.graphs.int8_plan import Mode, Planner
 from edgekit.graphs.int8_search import Search, Trial
 from edgekit.graphs.int8_write import Writer
 from edgekit.graphs.original import open_original
+from edgekit.graphs.plan_edits import Int8Edit, reason_of
 from edgekit.graphs.qdq import ENOUGH, coverage
 from edgekit.graphs.seeded import SeededSamples
 from edgekit.graphs.weights import Weights
@@ -36,13 +37,15 @@ class Wishes:
     Attributes:
         method: how ranges are chosen; `auto` tries several.
         mode: how nodes are computed; `auto` tries several.
-        skip: globs of node names or op types to leave float.
+        edits: what the recipe wants of single nodes; of several that match, the last counts.
+        skip: which of their globs came from the option skip.
         floor: lowest signal-to-noise ratio of an output, in dB.
         aim: ratio for which nodes are left float as long as coverage stays enough, in dB.
     """
 
     method: Literal["auto", "minmax", "percentile", "mse", "entropy"]
     mode: Literal["auto", "static", "dynamic", "weights"]
+    edits: tuple[Int8Edit, ...]
     skip: tuple[str, ...]
     floor: float
     aim: float
@@ -112,6 +115,11 @@ class Job:
         """A session of the caller's model; of its float32 form when the CPU cannot run it as it is."""
         return open_original(self.source, self.path, self.threads)
 
+    @cached_property
+    def edits(self) -> dict[str, Int8Edit]:
+        """The entry of the recipe that counts for each node that one names; UsageError for one that does nothing."""
+        return int8_edits(self.wishes.edits, self.planner)
+
     @property
     def seeded(self) -> bool:
         """Whether there is no data, so that nothing can be judged."""
@@ -174,14 +182,15 @@ class Job:
         return "static" in self.modes(form)[0].values()
 
     def modes(self, form: Form) -> tuple[dict[str, Mode], dict[str, str]]:
-        """Return the modes that a form gives each node, the option `skip` included, and why some get less."""
+        """Return the modes that a form and the recipe's edits give each node, and why some get less."""
         modes, reasons = self.planner.first_modes(form.wish, products=form.products)
-        ops = {node.name: node.op_type for graph in self.weights.graphs for node in graph.node}
-        for glob in self.wishes.skip:
-            for name, op in ops.items():
-                if fnmatchcase(name, glob) or fnmatchcase(op, glob):
-                    modes[name] = "float"
-                    reasons[name] = f"the option skip names it ('{glob}')"
+        for name, edit in self.edits.items():
+            mode, refusal = edited_mode(self.planner, name, edit.mode, form.wish)
+            why = reason_of(edit, self.wishes.skip)
+            if refusal:
+                reasons[name] = f"{why}, but {refusal}; " + reasons.get(name, f"it is {modes.get(name, 'float')}")
+            else:
+                modes[name], reasons[name] = mode, why
         return modes, reasons
 
     def _search(self, indices: Sequence[int], meters: Mapping[str, Any]) -> Search:
@@ -193,6 +202,7 @@ class Job:
             samples=self.samples,
             meters=meters,
             threads=self.threads,
+            pinned=frozenset(self.edits),
             covers=lambda plan: float(coverage(plan, self.planner, self.macs)["macs"]) >= ENOUGH,
             tell=self.tell,
         )

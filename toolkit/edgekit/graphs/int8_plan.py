@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from edgekit.dialect import Dialect
@@ -74,9 +75,18 @@ class Planner:
         """Return a node of the main graph; None for those of inner graphs."""
         return self._nodes.get(name)
 
+    def op(self, name: str) -> str:
+        """Return the operator type of a node, also of an inner graph."""
+        return str(self._ops[name])
+
     def compute_nodes(self) -> list[onnx.NodeProto]:
         """Return the nodes of the main graph whose type the dialect multiplies in integers, in order."""
         return [node for node in self.index.graph.node if is_standard(node, *(self.dialect.ops or PRODUCTS))]
+
+    @cached_property
+    def computes(self) -> frozenset[str]:
+        """The names of the compute nodes."""
+        return frozenset(node.name for node in self.compute_nodes())
 
     def first_modes(self, wish: Mode, *, products: bool = True) -> tuple[dict[str, Mode], dict[str, str]]:
         """Give every node the best mode that its form allows.
@@ -105,6 +115,10 @@ class Planner:
                 reasons[node.name] = reason
             elif mode != "weights" or node.name in self.operands:
                 modes[node.name] = mode
+        if not self.dialect.stored_per_channel:
+            for name in [name for name, mode in modes.items() if mode == "weights" and self._ops[name] != "Gather"]:
+                modes[name] = "float"
+                reasons.setdefault(name, f"{self.dialect.name} takes no 8-bit weights in float operators")
         return modes, reasons
 
     def refusal(self, node: onnx.NodeProto, mode: Mode) -> str:
@@ -168,7 +182,7 @@ class Planner:
             carry: whether nodes between quantized ones run on integers too.
         """
         chosen, why = dict(modes), dict(reasons)
-        banned: dict[str, str] = {}
+        banned = self._kept_out(chosen)
         dead: list[str] = []
         while True:
             static = [node for node in self.compute_nodes() if chosen.get(node.name) == "static"]
@@ -201,15 +215,21 @@ class Planner:
             modes=chosen,
             grids=grids,
             produced=frozenset(regions.produced),
-            reads=frozenset(regions.reads),
+            reads=frozenset((node, at) for node, at in regions.reads if chosen.get(node) != "float"),
             carried=frozenset(regions.carried),
             reasons=why,
             dead=tuple(dead),
         )
 
+    def _kept_out(self, modes: Mapping[str, Mode]) -> dict[str, str]:
+        """Return the outputs of nodes that could run between integer nodes and were named to stay float, and why."""
+        named = [node for node in self.index.graph.node if modes.get(node.name) == "float"]
+        carried = [node for node in named if is_standard(node, *self.dialect.carry)] if self.dialect.carry else []
+        return {name: f"'{node.name}' is to stay float" for node in carried for name in node.output if name}
+
     def lesser(self, node: str) -> Mode:
-        """Return the mode below integers for a node: stored weights when it has some."""
-        return "weights" if node in self.operands else "float"
+        """Return the mode below integers for a node: stored weights when it has some and the runtime takes them."""
+        return "weights" if node in self.operands and self.dialect.stored_per_channel else "float"
 
     def _grid(self, name: str, meters: Mapping[str, RangeMeter], method: Method) -> Grid | str:
         meter = meters.get(name)

@@ -77,6 +77,7 @@ class Search:
         samples: where those samples come from.
         meters: tensor statistics.
         threads: CPU threads.
+        pinned: nodes whose mode the recipe names: they are not lowered.
         covers: whether a plan's coverage is enough.
         tell: called before each trial.
     """
@@ -88,6 +89,7 @@ class Search:
     samples: Samples
     meters: Mapping[str, RangeMeter]
     threads: int
+    pinned: frozenset[str] = frozenset()
     covers: Callable[[Plan], bool] = lambda _plan: True
     tell: Callable[[], None] = lambda: None
 
@@ -194,7 +196,11 @@ class _Lowering:
         When lowering all of them does not, the trial with all of them lowered is returned; with `covering`, only
         numbers whose plan it accepts are tried, and `trial` itself is returned when none of them is enough.
         """
-        order = [item for item in order if _RANK[trial.plan.modes.get(item[0], "float")] > _RANK[to]]
+        order = [
+            item
+            for item in order
+            if item[0] not in self.search.pinned and _RANK[trial.plan.modes.get(item[0], "float")] > _RANK[to]
+        ]
         most = len(order)
         if covering is not None:
             most = next((k for k in range(most, 0, -1) if covering(self._plan(trial, order[:k], bound, to))), 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +25,11 @@ from edgekit.numerics.affine import (
 if TYPE_CHECKING:
     import onnx
 
-_WIDE_FROM = 21  # opset from which the default domain quantizes to 16 bits
+_Axis = Callable[[Sequence[Operand]], int | None]
+
+WIDE_FROM = 21  # opset from which the default domain quantizes to 16 bits
+CONTRIB = "com.microsoft"
+_NIBBLE = 4
 _BIAS = 2  # position of a Conv's and a Gemm's bias
 
 
@@ -36,20 +40,50 @@ class Writer:
         """Prepare to write `source`, whose weight operands are `weights`."""
         self._source = source
         self._dialect = dialect
-        self._rounder = Rounder(weights, bits=7 if dialect.reduce_range else 8)
+        self._ops = {node.name: node.op_type for graph in weights.graphs for node in graph.node}
+        self._rounder = Rounder(weights, bits=dialect.weight_bits, tables=_tables(weights, self._ops))
+
+    def scale_axis(self, operands: Sequence[Operand]) -> int | None:
+        """Return the axis along which a stored weight (given by all its uses) has its scales; None: one scale.
+
+        It is what its products want; lookups take any.
+        """
+        axes = {operand.axis for operand in operands if self._ops[operand.node] != "Gather"}
+        if len(axes) > 1 or not self._dialect.per_channel:
+            return None
+        if not axes:
+            return self._rounder.table_axis(operands[0]) if self._dialect.stored_per_channel else None
+        return axes.pop()
 
     def write(self, plan: Plan) -> onnx.ModelProto:
         """Return a new model. Constants that stay float and lie in external files stay references to them."""
-        return _Draft(self._source, self._dialect, plan, self._rounder).finished()
+        return _Draft(self._source, self._dialect, plan, self._rounder, self.scale_axis).finished()
+
+
+def bias_of(node: onnx.NodeProto) -> str:
+    """Return the name of a node's bias; empty when it has none."""
+    return node.input[_BIAS] if node.op_type in {"Conv", "Gemm"} and len(node.input) > _BIAS else ""
+
+
+def _tables(weights: Weights, ops: dict[str, str]) -> frozenset[tuple[int, str]]:
+    """Return the keys of the weights that are only looked up in: four bits are too few for them."""
+    products = {operand.key for operand in weights.operands if ops[operand.node] != "Gather"}
+    return frozenset(operand.key for operand in weights.operands) - products
+
+
+def _int4() -> Any:
+    import ml_dtypes
+
+    return ml_dtypes.int4
 
 
 class _Draft:
     """One model being written."""
 
-    def __init__(self, source: Canonical, dialect: Dialect, plan: Plan, rounder: Rounder) -> None:
+    def __init__(self, source: Canonical, dialect: Dialect, plan: Plan, rounder: Rounder, scale_axis: _Axis) -> None:
         import onnx
 
-        self.plan, self.dialect, self.rounder = plan, dialect, rounder
+        self.plan, self.dialect, self.rounder, self.scale_axis = plan, dialect, rounder, scale_axis
         self.weights = rounder.weights
         self.model = onnx.ModelProto()
         self.model.CopyFrom(source.model)
@@ -60,7 +94,7 @@ class _Draft:
         self.after: dict[str, list[onnx.NodeProto]] = {}
         self.instead: dict[str, list[onnx.NodeProto]] = {}
         self.head: list[onnx.NodeProto] = []
-        self.wide = dialect.activation in {"int16", "uint16"} and opset_of(self.model) < _WIDE_FROM
+        self.wide = dialect.activation in {"int16", "uint16"} and opset_of(self.model) < WIDE_FROM
 
     def finished(self) -> onnx.ModelProto:
         stored = self._store_weights()
@@ -71,7 +105,7 @@ class _Draft:
         drop_dead(self.model.graph)
         del self.model.graph.value_info[:]
         if self.wide:
-            self._import("com.microsoft", 1)
+            self._import(CONTRIB, 1)
         self.model.ir_version = min(self.model.ir_version, self.dialect.max_ir)
         return self.model
 
@@ -91,27 +125,20 @@ class _Draft:
         for operands in users.values():
             if all(self.plan.modes.get(operand.node, "float") == "float" for operand in operands):
                 continue
-            axis = self._shared_axis(operands)
+            axis = self.scale_axis(operands)
             scales = self._scales(operands, axis)
             name = self.index.fresh_name(operands[0].tensor + "_quantized")
             graph = self.graphs[operands[0].owner]
-            self._constant(self.rounder.rounded(operands[0], scales, axis), name, graph)
+            kind = np.int8 if self.rounder.bits_of(operands[0]) > _NIBBLE else _int4()
+            self._constant(self.rounder.rounded(operands[0], scales, axis).astype(kind), name, graph)
             self._constant(scales, name + "_scale", graph)
-            self._constant(np.zeros(scales.shape, np.int8), name + "_zero_point", graph)
+            self._constant(np.zeros(scales.shape, kind), name + "_zero_point", graph)
             stored |= {
                 operand: (name, scales, axis)
                 for operand in operands
                 if self.plan.modes.get(operand.node, "float") != "float"
             }
         return stored
-
-    def _shared_axis(self, operands: list[Operand]) -> int | None:
-        """Return the scale axis of a stored weight: what its products want; lookups take any."""
-        products = [operand for operand in operands if self.nodes[operand.node].op_type != "Gather"]
-        axes = {operand.axis for operand in products}
-        if len(axes) > 1 or not self.dialect.per_channel:
-            return None
-        return axes.pop() if axes else self.rounder.table_axis(operands[0])
 
     def _scales(self, operands: list[Operand], axis: int | None) -> Scales:
         """Return the scales of a stored weight that suit it and every bias that is counted in them."""
@@ -135,9 +162,8 @@ class _Draft:
         """Return the bias that becomes int32 with this operand's scales, or None."""
         node = self.nodes[operand.node]
         static = self.plan.modes.get(node.name) == "static" and operand.position == 1
-        if not (static and self.dialect.quantize_bias and node.op_type in {"Conv", "Gemm"}):
-            return None
-        return self.index.value(node.input[_BIAS]) if len(node.input) > _BIAS else None
+        name = bias_of(node) if static and self.dialect.quantize_bias else ""
+        return self.index.value(name) if name else None
 
     def _input_grid(self, node: onnx.NodeProto) -> Grid:
         return self.plan.grids[node.input[0]]
@@ -165,7 +191,8 @@ class _Draft:
         out = self.index.fresh_name(f"{name}_for_{node.name}")
         inputs = [name, name + "_scale", name + "_zero_point"]
         attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
-        made = onnx.helper.make_node("DequantizeLinear", inputs, [out], name=out, **attributes)
+        domain = CONTRIB if self.wide and self.dialect.weight == "int4" else ""  # `wide`: the opset is before int4, too
+        made = onnx.helper.make_node("DequantizeLinear", inputs, [out], name=out, domain=domain, **attributes)
         self.before.setdefault(node.name, []).append(made)
         return out
 
@@ -226,7 +253,7 @@ class _Draft:
     # --- activations -------------------------------------------------------------------------------------------------
 
     def _quantize_activations(self) -> None:
-        domain = "com.microsoft" if self.wide else ""
+        domain = CONTRIB if self.wide else ""
         parameters: dict[Grid, tuple[str, str]] = {}
         for name, grid in self.plan.grids.items():
             scale, zero_point = self._grid_constants(name, grid, parameters)

@@ -72,7 +72,7 @@ def coverage(plan: Plan, planner: Planner, macs: Mapping[str, float]) -> dict[st
     left = [name for name in names if _works(name, planner, macs) and not in_integers(plan, planner, name)]
     bits = 16 if planner.dialect.activation in {"int16", "uint16"} else 8
     return {
-        "precision": f"w8a{bits}",
+        "precision": f"w{4 if planner.dialect.weight == 'int4' else 8}a{bits}",
         "weights": round(sum(stored.values()) / planner.weights.total, 4) if planner.weights.total else 1.0,
         "macs": round(done / total, 4) if total else 1.0,
         "left_float": left,
@@ -103,7 +103,7 @@ def left_float_findings(
     found = []
     for name in facts["left_float"]:
         node = ops[name]
-        reason = plan.reasons.get(name, "") or _by_rule(node, planner, inner=name in inner)
+        reason = why_float(node, plan, planner, inner=name in inner)
         weights = f" with {shares[name]:.1%} of the weights" if name in shares else ""
         stored = (
             "its weights are stored in 8 bits" if plan.modes.get(name) == "weights" else "nothing of it is quantized"
@@ -127,7 +127,10 @@ def _shares(planner: Planner) -> dict[str, float]:
     return {node: count / total for node, count in counts.items()}
 
 
-def _by_rule(node: onnx.NodeProto, planner: Planner, *, inner: bool) -> str:
+def why_float(node: onnx.NodeProto, plan: Plan, planner: Planner, *, inner: bool) -> str:
+    """Say why a node computes in float: by its values or the caller's wish, else by a rule of the dialect."""
+    if reason := plan.reasons.get(node.name, ""):
+        return reason
     if inner:
         return "it stands in a subgraph (a branch or a loop body), whose activations are not quantized"
     if is_standard(node, *(planner.dialect.ops or PRODUCTS)):

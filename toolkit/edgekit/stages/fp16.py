@@ -17,12 +17,14 @@ from edgekit.events import Finding, Progress
 from edgekit.graphs.calibrate import Reference, collect, open_graph, run, spread
 from edgekit.graphs.canonical import Canonical, canonical
 from edgekit.graphs.companions import copy_companions
+from edgekit.graphs.decisions import save_plan
 from edgekit.graphs.edit import load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
 from edgekit.graphs.half_masks import MASK, describe, softened
 from edgekit.graphs.half_plan import HalfPlan, HalfPlanner
 from edgekit.graphs.half_search import HalfSearch, faults, half_coverage, kept_findings
 from edgekit.graphs.half_sums import largest_sums
+from edgekit.graphs.half_table import half_decisions
 from edgekit.graphs.half_types import HalfTypes
 from edgekit.graphs.half_write import HalfDraft
 from edgekit.graphs.original import open_original
@@ -52,7 +54,7 @@ class Fp16:
     """
 
     name: ClassVar[str] = "fp16"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     precision: ClassVar[str] = "fp16"
@@ -74,7 +76,7 @@ class Fp16:
 
         Ranges come from the calibration samples, or from random inputs when there is no data (a finding says so).
         Facts: `coverage`, `findings`, `fp16` (the distance of every output from the original under float16 rounding),
-        and `graphs` when an input or output changed.
+        `decisions` (see `save_plan`), and `graphs` when an input or output changed.
 
         Raises:
             InputError: a quantized or damaged model, or samples with NaN or infinite values.
@@ -104,6 +106,9 @@ class Fp16:
                 "outputs": {name: {"sqnr_db": round(found.sqnr, 2)} for name, found in distances.items()},
                 "samples": len(job.samples),
             },
+            "decisions": save_plan(
+                out, stage=self.name, dialect="", coverage=facts, decisions=half_decisions(job.source, job.types, plan)
+            ),
         }
         if signature != inputs.artifact.facts.get("graphs", {}).get(MAIN):
             result["graphs"] = {**inputs.artifact.facts.get("graphs", {}), MAIN: signature}

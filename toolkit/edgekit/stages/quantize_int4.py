@@ -11,19 +11,23 @@ import msgspec
 from edgekit.artifact import MAIN
 from edgekit.data import Samples
 from edgekit.dialect import Dialect
-from edgekit.errors import EdgekitError, InputError, UnsupportedError, UsageError, did_you_mean
+from edgekit.errors import EdgekitError, InputError, NeedsDataError, UnsupportedError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
-from edgekit.graphs.block_choice import BlockJob, BlockTrial, mean_bits
-from edgekit.graphs.block_plan import BlockPlan, plan_blocks
+from edgekit.graphs.blame import Blame
+from edgekit.graphs.block_choice import BlockJob, BlockTrial
+from edgekit.graphs.block_mixed import formats_to_choose, mix
+from edgekit.graphs.block_plan import BlockPlan, BlockWeight, plan_blocks
 from edgekit.graphs.block_solve import METHODS, NEED_DATA
+from edgekit.graphs.block_swap import block_blame
+from edgekit.graphs.block_table import block_coverage, block_decisions, block_summary, left_float_notes
 from edgekit.graphs.block_write import Form
 from edgekit.graphs.canonical import canonical
 from edgekit.graphs.companions import copy_companions
+from edgekit.graphs.decisions import save_plan
 from edgekit.graphs.edit import load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
-from edgekit.graphs.int8_plan import Planner
 from edgekit.graphs.original import open_original
-from edgekit.graphs.qdq import macs_of
+from edgekit.graphs.plan_edits import BlockEdit
 from edgekit.graphs.seeded import SeededSamples
 from edgekit.graphs.weights import Weights
 from edgekit.numerics.blockwise import BlockFormat
@@ -36,6 +40,7 @@ BLOCKS = (16, 32, 64, 128, 256)
 LEVELS = (0, 1, 4)
 """Accuracy levels that the CPU knows: 0 and 1 multiply in float32, 4 on activations rounded to 8 bits."""
 
+_NO_EDIT = BlockEdit(match="*")
 _FEW = 20
 _FORMS = ("auto", "matmulnbits", "qdq")
 
@@ -56,13 +61,17 @@ class QuantizeInt4:
         accuracy_level: 4 lets onnxruntime round activations to 8 bits inside its kernels, which is faster; 1: float32.
         embeddings: whether tables that are looked up are quantized; a last layer of the same weight goes with them.
         embedding_bits: 8 or 4 for those tables: they bear 4 bits worse than any layer.
-        eight_bit: share of the other weights that is stored in 8 bits, those whose layers lose most.
+        mean_bits: bits that a weight may take on average, scales and zero points included: bits (4 or 8) and blocks
+            (16 to 128) are chosen matrix by matrix, by what rounding each one alone costs the outputs. Needs data.
+        aim: ratio of the outputs in dB that is enough: the fewest bytes for it, chosen in the same way.
         act_order: `gptq` rounds the columns of large inputs first; better on most models.
-        skip: globs of node names or op types to leave float.
+        plan: `[[stage.plan]]` tables, each with `match` (a glob of node names or op types) and `mode` (`float` or
+            `weights`), `bits`, `block`; of several that match a node, the last counts.
+        skip: globs of node names or op types to leave float: short for entries before those of `plan`.
     """
 
     name: ClassVar[str] = "quantize-int4"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
@@ -77,8 +86,10 @@ class QuantizeInt4:
     accuracy_level: int = 4
     embeddings: bool = True
     embedding_bits: int = 8
-    eight_bit: float = 0.0
+    mean_bits: float | None = None
+    aim: float | None = None
     act_order: bool = True
+    plan: tuple[BlockEdit, ...] = ()
     skip: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -90,25 +101,23 @@ class QuantizeInt4:
             if word not in known:
                 raise UsageError(f"unknown {option} '{word}'", where=self.name, remedy=did_you_mean(word, known))
         for option, number, numbers in (
-            ("block size", self.block, BLOCKS),
-            ("bits", self.bits, PACKED_BITS),
+            *(("block size", block, BLOCKS) for block in (self.block, *(edit.block for edit in self.plan))),
+            *(("bits", bits, PACKED_BITS) for bits in (self.bits, *(edit.bits for edit in self.plan))),
             ("embedding_bits", self.embedding_bits, PACKED_BITS),
             ("accuracy_level", self.accuracy_level, LEVELS),
         ):
-            if number not in numbers:
+            if number is not None and number not in numbers:
                 raise UsageError(
                     f"{option} {number} is not supported by the runtimes",
                     where=self.name,
                     remedy=f"Choose one of {', '.join(map(str, numbers))}.",
                 )
-        if not 0 <= self.eight_bit <= 1:
-            raise UsageError(f"eight_bit {self.eight_bit} is no share", where=self.name, remedy="Between 0 and 1.")
 
     def run(self, inputs: Inputs, out: Path, context: Context) -> dict[str, Any]:
         """Quantize `model.onnx`; see `Stage.run`.
 
-        Facts: `coverage`, `findings` and `quantization` (what was tried and chosen, why, bits a weight, and the
-        distance of every output from the original on held-out calibration samples).
+        Facts: `coverage`, `findings`, `quantization` (what was tried and chosen, why, bits a weight, and the
+        distance of every output from the original on held-out calibration samples) and `decisions` (see `save_plan`).
 
         Raises:
             InputError: a quantized or damaged model, or samples with NaN or infinite values (named).
@@ -118,20 +127,50 @@ class QuantizeInt4:
         path = inputs.folder / MAIN
         job, told = _prepare(self, inputs, path, context)
         trial, scores, why = job.choose(self.method)
+        mixed: dict[str, Any] = {}
+        if self.mean_bits is not None or self.aim is not None:
+            trial, mixed = self._mixed(job, trial, context)
         save_model(trial.model, out / MAIN, source=job.source.folder)
         _check(out / MAIN)
         copy_companions(inputs.folder, out)
         shapes = _shapes(job, inputs, path, context)
-        coverage = _coverage(job, trial, path, shapes)
+        coverage = block_coverage(job, trial, path, shapes)
         result: dict[str, Any] = {
             "coverage": coverage,
-            "findings": msgspec.to_builtins([*told, *_left_float(job.plan, job.weights)]),
-            "quantization": _summary(job, trial, scores, why),
+            "findings": msgspec.to_builtins([*told, *left_float_notes(job.plan, job.weights)]),
+            "quantization": block_summary(job, trial, scores, why) | mixed,
+            "decisions": save_plan(
+                out,
+                stage=self.name,
+                dialect=job.dialect.name,
+                coverage=coverage,
+                decisions=block_decisions(job, trial),
+            ),
         }
         signature = signature_of(load_model(out / MAIN))
         if signature != inputs.artifact.facts.get("graphs", {}).get(MAIN):
             result["graphs"] = {**inputs.artifact.facts.get("graphs", {}), MAIN: signature}
         return result
+
+    def _mixed(self, job: BlockJob, trial: BlockTrial, context: Context) -> tuple[BlockTrial, dict[str, Any]]:
+        pinned = {key for key, edit in job.plan.edits.items() if edit.bits or edit.block}
+        choices = formats_to_choose(job.plan.weights, job.formats, pinned)
+        found = mix(job, trial, choices, mean_bits=self.mean_bits, aim=self.aim, scratch=context.scratch)
+        return found.trial, {"mixed": found.facts}
+
+    def blame(self, inputs: Inputs, context: Context) -> Blame:
+        """Say what every matrix costs; see `Examined`."""
+        job, _ = _prepare(self, inputs, inputs.folder / MAIN, context)
+        if job.samples is None:
+            text = "what a layer costs is measured on calibration samples, and there are none"
+            raise NeedsDataError(text, where=self.name, remedy="Give representative inputs with --data DIR.")
+        trial, _, _ = job.choose(self.method)
+        return block_blame(
+            job,
+            trial.solved,
+            scratch=context.scratch,
+            tell=lambda done, total: context.listen(Progress(label="blame", done=done, total=total)),
+        )
 
 
 def _prepare(stage: QuantizeInt4, inputs: Inputs, path: Path, context: Context) -> tuple[BlockJob, list[Finding]]:
@@ -147,7 +186,8 @@ def _prepare(stage: QuantizeInt4, inputs: Inputs, path: Path, context: Context) 
     source = canonical(path)
     weights = Weights(source.model.graph, source.folder)
     whole = stage.block if inputs.dialect.int4_whole_blocks else 0
-    plan = plan_blocks(weights, skip=stage.skip, tables=stage.embeddings, whole=whole)
+    edits = (*(BlockEdit(match=glob, mode="float") for glob in stage.skip), *stage.plan)
+    plan = plan_blocks(weights, edits=edits, skip=stage.skip, tables=stage.embeddings, whole=whole)
     if not plan.weights:
         raise UnsupportedError(
             "nothing in the model can be stored in 4 bits: no MatMul, Gemm or Gather with a constant matrix"
@@ -165,7 +205,6 @@ def _prepare(stage: QuantizeInt4, inputs: Inputs, path: Path, context: Context) 
         dialect=inputs.dialect,
         form=form,
         formats=_formats(stage, plan, inputs.dialect, form),
-        eight_bit=stage.eight_bit,
         accuracy_level=stage.accuracy_level,
         act_order=stage.act_order,
         threads=context.threads,
@@ -193,27 +232,32 @@ def _form(stage: QuantizeInt4, dialect: Dialect) -> Form:
 
 def _formats(stage: QuantizeInt4, plan: BlockPlan, dialect: Dialect, form: Form) -> dict[tuple[int, str], BlockFormat]:
     symmetric = dialect.int4_symmetric if stage.symmetric is None else stage.symmetric
-    return {
-        weight.key: BlockFormat(
-            bits=stage.embedding_bits if weight.is_table else stage.bits,
-            block=stage.block,
-            symmetric=symmetric or (weight.is_table and stage.embedding_bits == 8),  # noqa: PLR2004 - fine enough
+
+    def format_of(weight: BlockWeight) -> BlockFormat:
+        edit = plan.edits.get(weight.key, _NO_EDIT)
+        bits = edit.bits or (stage.embedding_bits if weight.is_table else stage.bits)
+        return BlockFormat(
+            bits=bits,
+            block=edit.block or stage.block,
+            symmetric=symmetric or (weight.is_table and bits == 8),  # noqa: PLR2004 - fine enough
             negative_scales=form == "matmulnbits",
             scale_type="float16" if form == "matmulnbits" else "float32",
         )
-        for weight in plan.weights
-    }
+
+    return {weight.key: format_of(weight) for weight in plan.weights}
 
 
 def _samples(stage: QuantizeInt4, inputs: Inputs) -> tuple[Samples | None, list[Finding]]:
     data = inputs.data
     count = 0 if data is None else len(data.calibration)
     if data is None or not count:
-        if stage.method in NEED_DATA:
-            raise UsageError(
-                f"the method {stage.method} needs calibration samples, and there are none",
-                where=stage.name,
-                remedy='Give representative inputs with --data DIR, or set method = "hqq".',
+        needs = f"the method {stage.method}" if stage.method in NEED_DATA else ""
+        if stage.mean_bits is not None or stage.aim is not None:
+            needs = "choosing bits by what they cost"
+        if needs:
+            remedy = 'Give representative inputs with --data DIR, or set method = "hqq" without mean_bits and aim.'
+            raise NeedsDataError(
+                f"{needs} needs calibration samples, and there are none", where=stage.name, remedy=remedy
             )
         text = "no data: the weights were rounded by their values alone, and the accuracy is unknown"
         return None, [Finding(severity="warning", node="", rule="unchecked", text=text, remedy="Give --data DIR.")]
@@ -234,58 +278,6 @@ def _shapes(job: BlockJob, inputs: Inputs, path: Path, context: Context) -> dict
         specs = inputs.artifact.specs("inputs")
         samples = SeededSamples(session, job.source.model, job.source.folder, specs, seed=context.seed, count=1)
     return {name: array.shape for name, array in samples.sample(0).items()}
-
-
-def _coverage(job: BlockJob, trial: BlockTrial, path: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-    macs = macs_of(path, shapes, Planner(job.source.model, job.weights, job.dialect))
-    stored = sum(weight.elements for weight in job.plan.weights)
-    wide = sum(weight.elements for weight in job.plan.weights if trial.formats[weight.key].bits > 4)  # noqa: PLR2004
-    products = {operand.node for weight in job.plan.weights for operand in weight.products}
-    total = sum(macs.values())
-    done = sum(count for node, count in macs.items() if node in products)
-    return {
-        "precision": QuantizeInt4.precision,
-        "weights": round(stored / job.weights.total, 4) if job.weights.total else 1.0,
-        "macs": round(done / total, 4) if total else 1.0,
-        "left_float": list(job.plan.reasons),
-        "eight_bit": round(wide / job.weights.total, 4) if job.weights.total else 0.0,
-    }
-
-
-def _left_float(plan: BlockPlan, weights: Weights) -> list[Finding]:
-    ops = {node.name: node.op_type for graph in weights.graphs for node in graph.node}
-    return [
-        Finding(
-            severity="note",
-            node=node,
-            rule="left-float",
-            text=f"left float: {ops[node]} '{node}', because {reason}",
-        )
-        for node, reason in plan.reasons.items()
-    ]
-
-
-def _summary(job: BlockJob, trial: BlockTrial, scores: dict[str, float], why: str) -> dict[str, Any]:
-    ranked = sorted(trial.solved.errors.items(), key=lambda item: -item[1])
-    readers = {weight.key: weight.operands[0].node for weight in job.plan.weights}
-    return {
-        "form": job.form,
-        "method": trial.method,
-        "why": f"{trial.method}: {why}",
-        "candidates": scores,
-        "bits_per_weight": mean_bits(job.plan, trial.solved),
-        "matrices": len(job.plan.weights),
-        "worst_layers": {readers[key]: round(error, 5) for key, error in ranked[:5]},
-        "outputs": {
-            name: {
-                "sqnr_db": round(found.sqnr, 2),
-                "worst_sample_db": round(found.worst, 2),
-                "cosine": round(found.cosine, 5),
-            }
-            for name, found in trial.distances.items()
-        },
-        "judged_on": len(job.judged),
-    }
 
 
 def _check(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -11,43 +12,55 @@ import numpy as np
 
 from edgekit.artifact import MAIN
 from edgekit.data import Samples
-from edgekit.errors import EdgekitError, InputError, UnsupportedError, UsageError, did_you_mean
+from edgekit.errors import EdgekitError, InputError, NeedsDataError, UnsupportedError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
+from edgekit.graphs.blame import Blame
 from edgekit.graphs.calibrate import collect, open_graph, run
 from edgekit.graphs.canonical import Canonical, canonical
 from edgekit.graphs.companions import copy_companions
+from edgekit.graphs.decisions import save_plan
 from edgekit.graphs.edit import is_standard, load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
 from edgekit.graphs.gemms import join_products, joinable
-from edgekit.graphs.int8_choice import Choice, Job, Wishes, held_out
+from edgekit.graphs.int8_blame import int8_blame
+from edgekit.graphs.int8_choice import Job, Wishes, held_out
+from edgekit.graphs.int8_edits import int8_edits
 from edgekit.graphs.int8_learn import improve
 from edgekit.graphs.int8_plan import Planner
-from edgekit.graphs.int8_search import Search, Trial
+from edgekit.graphs.int8_report import int8_summary, shortfalls
+from edgekit.graphs.int8_table import int8_decisions
+from edgekit.graphs.int8_whole import whole_graph
 from edgekit.graphs.int8_write import Writer
 from edgekit.graphs.kernels import kernel_findings
 from edgekit.graphs.original import open_original
+from edgekit.graphs.plan_edits import Int8Edit
 from edgekit.graphs.qdq import coverage, dead_findings, left_float_findings, macs_of
 from edgekit.graphs.seeded import SeededSamples
 from edgekit.graphs.weights import Weights
 from edgekit.numerics.ranges import METHODS
 from edgekit.stage import Context, Inputs
 
+PRECISIONS = ("w8a8", "w8a16", "w4a16")
 ROUNDINGS = ("nearest", "learned")
 MODES = ("auto", "static", "dynamic", "weights")
 
 _FEW = 20
+_NO_BLAME = "what a layer costs is measured on calibration samples, and there are none"
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeInt8:
-    """Quantize weights and activations to 8 bits.
+    """Quantize weights and activations to 8 bits, or to what the runtime has beside that.
 
     Args:
+        precision: `w8a8`; `w8a16` (16-bit activations) or `w4a16` (4-bit weights too) where the dialect has them.
         method: how activation ranges are chosen: `minmax`, `percentile`, `mse`, `entropy`; `auto` takes the best of
             the first three on held-out calibration samples.
         mode: `static` (ranges from calibration), `dynamic` (products of MatMul and Gemm with ranges at run time),
             `weights` (weights only); `auto` decides by the graph and by measured distance.
-        skip: globs of node names or op types to leave float.
+        plan: `[[stage.plan]]` tables, each with `match` (a glob of node names or op types) and `mode` (`float`,
+            `weights`, `static`, `dynamic`, `w8a8`); of several that match a node, the last counts.
+        skip: globs of node names or op types to leave float: short for entries before those of `plan`.
         floor: lowest signal-to-noise ratio in dB that an output may have on calibration samples; nodes are left float
             until it holds. Good int8 models of deep networks have 15 to 20.
         aim: ratio for which nodes are left float too, as long as 90 % of the products stay integer.
@@ -56,15 +69,16 @@ class QuantizeInt8:
     """
 
     name: ClassVar[str] = "quantize-int8"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
-    precision: ClassVar[str] = "w8a8"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "onnx", "onnxruntime")
 
+    precision: Literal["w8a8", "w8a16", "w4a16"] = "w8a8"
     method: Literal["auto", "minmax", "percentile", "mse", "entropy"] = "auto"
     mode: Literal["auto", "static", "dynamic", "weights"] = "auto"
+    plan: tuple[Int8Edit, ...] = ()
     skip: tuple[str, ...] = ()
     floor: float = 10.0
     aim: float = 20.0
@@ -76,6 +90,7 @@ class QuantizeInt8:
             ("method", self.method, ["auto", *METHODS]),
             ("mode", self.mode, list(MODES)),
             ("rounding", self.rounding, list(ROUNDINGS)),
+            ("precision", self.precision, list(PRECISIONS)),
         ):
             if word not in known:
                 raise UsageError(f"unknown {option} '{word}'", where=self.name, remedy=did_you_mean(word, known))
@@ -84,7 +99,8 @@ class QuantizeInt8:
         """Quantize `model.onnx`; see `Stage.run`.
 
         Facts: `coverage`, `findings`, `quantization` (what was tried and chosen, why, and the distance of every output
-        from the original on calibration samples), and `graphs` when an input or output changed.
+        from the original on calibration samples), `decisions` (see `save_plan`; the table is in `plan.json`), and
+        `graphs` when an input or output changed.
 
         Raises:
             InputError: a quantized or damaged model, or samples with NaN or infinite values (named).
@@ -98,12 +114,13 @@ class QuantizeInt8:
         trial, search = job.final(choice)
         rounding: dict[str, Any] = {}
         if self.rounding == "learned":
-            improved = improve(
-                job, trial, search, lambda i, n: context.listen(Progress(label="round", done=i, total=n))
-            )
+            improved = improve(job, trial, search, _telling(context, "round"))
             model, trial, rounding = improved.model, improved.trial, {"rounding": improved.facts}
         else:
             model = job.writer.write(trial.plan)
+        whole: dict[str, Any] = {}
+        if job.planner.dialect.whole != "no" and not job.seeded:
+            model, trial, whole = whole_graph(job, search, trial, model)
         kernels = kernel_findings(model, job.source.folder, trial.plan, job.planner, context.threads)
         save_model(model, out / MAIN, source=job.source.folder)
         _check(out / MAIN)
@@ -114,17 +131,40 @@ class QuantizeInt8:
             *left_float_findings(trial.plan, job.planner, facts, job.modes(choice.form)[1]),
             *dead_findings(job.statistics.all(), job.planner),
             *kernels,
-            *_shortfalls(trial, self.floor, judged=not isinstance(samples, SeededSamples)),
+            *shortfalls(trial, self.floor, judged=not isinstance(samples, SeededSamples)),
         ]
         signature = signature_of(load_model(out / MAIN))
         result: dict[str, Any] = {
             "coverage": facts,
             "findings": msgspec.to_builtins(findings),
-            "quantization": _summary(choice, trial, search) | rounding,
+            "quantization": int8_summary(choice, trial, search) | rounding | whole,
+            "decisions": save_plan(
+                out,
+                stage=self.name,
+                dialect=job.planner.dialect.name,
+                coverage=facts,
+                decisions=int8_decisions(trial.plan, job.planner, job.writer),
+            ),
         }
         if signature != inputs.artifact.facts.get("graphs", {}).get(MAIN):
             result["graphs"] = {**inputs.artifact.facts.get("graphs", {}), MAIN: signature}
         return result
+
+    def blame(self, inputs: Inputs, context: Context) -> Blame:
+        """Say what every layer costs; see `Examined`."""
+        job, _ = _prepare(self, inputs, inputs.folder / MAIN, context)
+        if job.seeded:
+            raise NeedsDataError(_NO_BLAME, where=self.name, remedy="Give representative inputs with --data DIR.")
+        tell = _telling(context, "blame")
+        return int8_blame(job, rounding=self.rounding, scratch=context.scratch, tell=tell)
+
+
+def _telling(context: Context, label: str) -> Callable[[int, int], None]:
+    return lambda done, total: context.listen(Progress(label=label, done=done, total=total))
+
+
+def _edits(stage: QuantizeInt8) -> tuple[Int8Edit, ...]:
+    return (*(Int8Edit(match=glob, mode="float") for glob in stage.skip), *stage.plan)
 
 
 class _Counter:
@@ -148,19 +188,21 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
             where=path.name,
             remedy="Give the float model, or a recipe without quantize-int8: quantizing twice only loses accuracy.",
         )
+    dialect = inputs.dialect.at(stage.precision)
     source = canonical(path)
     weights = Weights(source.model.graph, source.folder)
-    planner = Planner(source.model, weights, inputs.dialect)
+    planner = Planner(source.model, weights, dialect)
     if not planner.compute_nodes() and not planner.operands:
         raise UnsupportedError(
             "nothing in the model can be quantized: no products and no weights",
             where=path.name,
             remedy="Build it with --recipe fp32.",
         )
+    int8_edits(_edits(stage), planner)  # before samples are looked at: a misspelled name costs nothing
     samples, findings = _samples(stage, inputs, planner, source, context)
     source = _joined(source, samples, context)
     weights = Weights(source.model.graph, source.folder)
-    planner = Planner(source.model, weights, inputs.dialect)
+    planner = Planner(source.model, weights, dialect)
     tensors = [] if isinstance(samples, SeededSamples) else planner.tensors()
     statistics = collect(
         source.model,
@@ -169,18 +211,23 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
         tensors,
         held_out=held_out(len(samples)),
         threads=context.threads,
-        tell=lambda done, total: context.listen(Progress(label="calibrate", done=done, total=total)),
+        tell=_telling(context, "calibrate"),
     )
     shapes = {name: array.shape for name, array in samples.sample(0).items()}
     wishes = Wishes(
-        method=stage.method, mode=stage.mode, skip=stage.skip, floor=stage.floor, aim=max(stage.aim, stage.floor)
+        method=stage.method,
+        mode=stage.mode,
+        edits=_edits(stage),
+        skip=stage.skip,
+        floor=stage.floor,
+        aim=max(stage.aim, stage.floor),
     )
     job = Job(
         wishes=wishes,
         source=source,
         weights=weights,
         planner=planner,
-        writer=Writer(source, weights, inputs.dialect),
+        writer=Writer(source, weights, dialect),
         samples=samples,
         path=path,
         statistics=statistics,
@@ -216,8 +263,9 @@ def _samples(
         ]
     products = all(is_standard(node, "MatMul", "Gemm") for node in planner.compute_nodes())
     free = planner.dialect.dynamic_transformers and stage.mode in {"auto", "dynamic"} and products
-    if stage.mode != "weights" and not free:
-        raise UsageError(
+    asked = any(edit.mode in {"static", "w8a8"} for edit in stage.plan)
+    if (stage.mode != "weights" and not free) or asked:
+        raise NeedsDataError(
             "static quantization needs calibration samples, and there are none",
             where=stage.name,
             remedy='Give representative inputs with --data DIR (100 or more), or set mode = "weights".',
@@ -226,42 +274,6 @@ def _samples(
     samples = SeededSamples(session, source.model, source.folder, inputs.artifact.specs("inputs"), seed=context.seed)
     text = "no data: the quantized model was run on random inputs only, so its accuracy is unknown"
     return samples, [Finding(severity="warning", node="", rule="unchecked", text=text, remedy="Give --data DIR.")]
-
-
-def _shortfalls(trial: Trial, floor: float, *, judged: bool) -> list[Finding]:
-    if not judged:
-        return []
-    return [
-        Finding(
-            severity="warning",
-            node="",
-            rule="accuracy-floor",
-            text=f"{fault}, and leaving nodes float does not help",
-            remedy="Judge by the metric, or build with --recipe fp16.",
-        )
-        for fault in trial.faults(floor)
-    ]
-
-
-def _summary(choice: Choice, trial: Trial, search: Search) -> dict[str, Any]:
-    outputs = {
-        name: {
-            "sqnr_db": round(found.sqnr, 2),
-            "worst_sample_db": round(found.worst, 2),
-            "cosine": round(found.cosine, 5),
-        }
-        | ({"incomparable": found.incomparable} if found.incomparable else {})
-        for name, found in trial.distances.items()
-    }
-    return {
-        "form": choice.form.label,
-        "method": choice.method,
-        "why": choice.why,
-        "candidates": choice.scores,
-        "outputs": outputs,
-        "judged_on": len(search.reference.indices),
-        "grids": len(trial.plan.grids),
-    }
 
 
 def _check(path: Path) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from edgekit.profile import Profile
+from edgekit.target import Target
+from edgekit.targets import htp_sim
 from edgekit.targets.composite import CompositeTarget
 from edgekit.transport import open_transport
 
-__all__ = ["CompositeTarget", "open_target"]
+__all__ = ["CompositeTarget", "default_target", "open_target"]
 
 
-def open_target(url: str, profile: Profile) -> CompositeTarget:
-    """Return the target of a URL (`local`, `ssh://user@host[:port]`, `emulated-aarch64`), not yet connected.
+def open_target(url: str, profile: Profile) -> Target:
+    """Return the target of a URL (`local`, `ssh://user@host[:port]`, `emulated-aarch64`, `htp-sim`), not yet connected.
 
     Args:
         url: where it is.
@@ -18,5 +20,13 @@ def open_target(url: str, profile: Profile) -> CompositeTarget:
 
     Raises:
         UsageError: no target has such a URL, with a suggestion.
+        TargetError, UnsupportedError: the simulator is not installed, or not one of the profile's chip.
     """
+    if url == htp_sim.URL:
+        return htp_sim.HtpSimTarget(profile)
     return CompositeTarget(open_transport(url), profile)
+
+
+def default_target(profile: Profile) -> str:
+    """Return a profile's target when none is named; empty when a device must be, or its simulator is missing."""
+    return "" if profile.target == htp_sim.URL and not htp_sim.is_installed() else profile.target

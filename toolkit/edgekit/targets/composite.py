@@ -14,13 +14,13 @@ from typing import Any, Self
 
 from edgekit.artifact import digest, sha256_file
 from edgekit.budget import Figure, Provenance
-from edgekit.errors import EdgekitError, LinkError, TargetError
+from edgekit.errors import EdgekitError, InputError, LinkError, TargetError, UnsupportedError
 from edgekit.events import Finding
 from edgekit.jobs import RUNNER, SCHEMA, encode_feeds, runner_files
 from edgekit.profile import Profile
 from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
 from edgekit.targets import machines
-from edgekit.targets.exchange import as_error, chunks, plain, read_outputs
+from edgekit.targets.chunks import chunks, plain, read_outputs
 from edgekit.targets.figures import energy_figure, latency_figures, memory_figure, settled_latency, unproven_figures
 from edgekit.transport import Transport
 
@@ -86,6 +86,11 @@ class CompositeTarget:
             for finding in machines.compare(self._probe, self._profile, self.url):
                 self._find(finding)
         return self._probe
+
+    def reach(self) -> None:
+        """Connect and let go of the machine: it is there, free, and has a Python."""
+        self._transport.open()
+        self._transport.close()
 
     @property
     def provenance(self) -> Provenance:
@@ -255,7 +260,7 @@ class CompositeTarget:
         self._jobs += 1
         name = f"{self._jobs:06}"
         facts = bundle.facts
-        whole = {
+        whole: dict[str, Any] = {
             "schema": SCHEMA,
             "id": name,
             "model": f"../{self._send_bundle(bundle)}/{facts['model']}",
@@ -263,7 +268,7 @@ class CompositeTarget:
             "providers": list(facts.get("providers", ())),
             "threads": 0,
             "result": f"result-{name}.json",
-            **({"shapes": facts["shapes"]} if "shapes" in facts else {}),
+            **{key: facts[key] for key in ("shapes", "context", "dla_core") if key in facts},
             **job,
         }
         (scratch / "job.json").write_text(json.dumps(whole), encoding="utf-8")
@@ -274,7 +279,7 @@ class CompositeTarget:
         self._transport.pull(f"{self._folder}/{whole['result']}", scratch / "result.json")
         result: dict[str, Any] = json.loads((scratch / "result.json").read_bytes())
         if error := result.get("error"):
-            raise as_error(error, str(facts["model"]), self.url)
+            raise _as_error(error, str(facts["model"]), self.url)
         if fallback := result.get("fallback"):
             asked, ran = " ".join(fallback["asked"]), machines.engine_of(result["engine"])
             text, remedy = f"asked was {asked}, {ran} ran: {fallback['reason']}", "Install it there, or ask for less."
@@ -310,3 +315,16 @@ class CompositeTarget:
 
 def _job_folder() -> str:
     return f"job-{secrets.token_hex(6)}"
+
+
+def _as_error(error: dict[str, str], model: str, url: str) -> EdgekitError:
+    """Return the error that the runner told as one of ours."""
+    kind, text, remedy = error["kind"], error["text"], error["remedy"]
+    if kind == "input":
+        return InputError(
+            text, where=model, remedy=remedy or "Compare the data's preprocessing with the model's inputs."
+        )
+    if kind in ("missing", "memory"):
+        return TargetError(text, where=url, remedy=remedy or "Free memory on the machine, or use a smaller model.")
+    remedy = remedy or "The machine's runtime may be older than the model's opset: update it, or choose its profile."
+    return UnsupportedError(text, where=f"{model} on {url}", remedy=remedy)

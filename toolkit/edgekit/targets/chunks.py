@@ -1,4 +1,4 @@
-"""What goes to a machine and comes back: feeds in chunks, outputs, errors."""
+"""Feeds on their way to a machine and outputs on their way back: cut into chunks, never all in memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edgekit.errors import EdgekitError, InputError, TargetError, UnsupportedError
+from edgekit.errors import InputError, TargetError
 from edgekit.npz import check_arrays
 from edgekit.target import Feed
 
@@ -16,19 +16,6 @@ CHUNK = 32 << 20
 """Bytes of feeds that are sent, run and fetched at a time."""
 CHUNK_FEEDS = 1024
 """Feeds that are sent at a time at most: outputs may be bigger than inputs."""
-
-
-def as_error(error: dict[str, str], model: str, url: str) -> EdgekitError:
-    """Return the error that the runner told as one of ours."""
-    kind, text, remedy = error["kind"], error["text"], error["remedy"]
-    if kind == "input":
-        return InputError(
-            text, where=model, remedy=remedy or "Compare the data's preprocessing with the model's inputs."
-        )
-    if kind in ("missing", "memory"):
-        return TargetError(text, where=url, remedy=remedy or "Free memory on the machine, or use a smaller model.")
-    remedy = remedy or "The machine's runtime may be older than the model's opset: update it, or choose its profile."
-    return UnsupportedError(text, where=f"{model} on {url}", remedy=remedy)
 
 
 def plain(name: str, array: Any) -> Any:
@@ -42,7 +29,7 @@ def plain(name: str, array: Any) -> Any:
 
 
 def chunks(feeds: Iterable[Feed]) -> Iterator[list[Feed]]:
-    """Yield feeds in lists of at most `CHUNK` bytes and `CHUNK_FEEDS` feeds, at least one each."""
+    """Yield feeds in lists that are bounded in bytes and number; one feed may exceed the bytes alone."""
     chunk: list[Feed] = []
     size = 0
     for feed in feeds:

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import kinds
+from contract import run_stage
+from edgekit.artifact import sha256_file
+from edgekit.data import Dataset
+from edgekit.errors import InputError
+from edgekit.exporter import load_exporter
+from edgekit.graphs.decisions import COLUMNS, PLAN, load_plan
+from edgekit.graphs.weights import Weights
+from edgekit.profile import load_profile
+from edgekit.stages.fp16 import Fp16
+from edgekit.stages.quantize_int4 import QuantizeInt4
+from edgekit.stages.quantize_int8 import QuantizeInt8
+from house import MemorySamples
+
+PROFILES = {"onnx": "host", "tensorrt": "jetson", "qnn": "snapdragon"}
+
+
+def made(tmp_path, stage, name, runtime="onnx"):
+    """Run a stage on one of the kinds; the float graph, the facts, the written graph and the plan beside it."""
+    model, feeds = kinds.BOUNDED[name][0]()
+    none = MemorySamples([])
+    data = Dataset(
+        id="d",
+        calibration=MemorySamples(feeds),
+        training=none,
+        evaluation=none,
+        preprocessing={},
+        labels=(),
+        findings=(),
+    )
+    dialect = load_exporter(runtime).dialect(load_profile(PROFILES[runtime]))
+    facts, written = run_stage(stage, model, tmp_path, data=data, dialect=dialect)
+    return model, facts, written, load_plan(tmp_path / "out1")
+
+
+def of(plan, what, mode=None):
+    return [d for d in plan.decisions if d.what == what and mode in (None, d.mode)]
+
+
+@pytest.mark.parametrize("runtime", PROFILES)
+@pytest.mark.parametrize("name", ["residual CNN", "small transformer", "Q23 LSTM and GRU", "Q35 Einsum", "Gemm"])
+def test_the_table_says_what_stands_in_the_int8_graph(name, runtime, tmp_path):
+    model, facts, written, plan = made(tmp_path, QuantizeInt8(), name, runtime)
+    tensors = {tensor.name: tensor for tensor in written.graph.initializer}
+    weights = of(plan, "weight")
+    assert {(d.node, d.tensor) for d in weights} == {(o.node, o.tensor) for o in Weights(model.graph).operands}
+    for decision in weights:
+        stored = tensors.get(decision.tensor + "_quantized")
+        assert (stored is not None) == (decision.mode != "float"), decision
+        if stored is None:
+            assert decision.type == "float32"
+            assert decision.why.startswith("left float: ")
+            continue
+        assert stored.data_type == onnx.TensorProto.INT8
+        assert np.abs(onnx.numpy_helper.to_array(stored)).max() < 2 ** (decision.bits - 1)
+        scale = tensors.get(stored.name + "_scale") or tensors[stored.name + "_row_scale"]
+        per_channel = bool(scale.dims)
+        assert decision.granularity == ("per-channel" if per_channel else "per-tensor")
+        assert decision.why.startswith(f"weight {decision.granularity} int8")
+    quantized = [n for n in written.graph.node if n.op_type == "QuantizeLinear"]
+    assert len(of(plan, "activation", "static")) == len(quantized)
+    assert {d.type for d in of(plan, "activation", "static")} <= {"uint8"} if runtime != "tensorrt" else {"int8"}
+    dynamic = [n for n in written.graph.node if n.op_type == "DynamicQuantizeLinear"]
+    assert len(of(plan, "activation", "dynamic")) == len(dynamic)
+    biases = [
+        t
+        for t in written.graph.initializer
+        if t.data_type == onnx.TensorProto.INT32 and t.dims and "_zero" not in t.name
+    ]
+    assert len([d for d in of(plan, "bias") if d.type == "int32"]) == len(biases)
+    assert plan.coverage == {k: v for k, v in facts["coverage"].items() if k != "left_float"}
+    assert sum(facts["decisions"]["tensors"].values()) == len(plan.decisions)
+    for node in facts["coverage"]["left_float"]:
+        assert any(d.node == node for d in plan.decisions), f"nothing is said of {node}"
+
+
+def test_what_has_no_kernel_says_so(tmp_path):
+    *_, plan = made(tmp_path, QuantizeInt8(), "Q23 LSTM and GRU")
+    why = {d.op: d.why for d in of(plan, "weight")}
+    assert "GRU has no int8 kernel in the ort-cpu dialect" in why["GRU"]
+    *_, plan = made(tmp_path / "trt", QuantizeInt8(), "Q23 LSTM and GRU", "tensorrt")
+    why = {d.op: d.why for d in of(plan, "weight")}
+    assert why["GRU"] == "left float: tensorrt does not take the weights of GRU in 8 bits"
+
+
+def test_the_table_says_what_stands_in_the_int4_graph(tmp_path):
+    stage = QuantizeInt4(method="gptq", mean_bits=6)
+    _, facts, written, plan = made(tmp_path, stage, "small transformer")
+    bits = {n.name: a.i for n in written.graph.node for a in n.attribute if a.name == "bits"}
+    blocks = {n.name: a.i for n in written.graph.node for a in n.attribute if a.name == "block_size"}
+    stored = of(plan, "weight", "weights")
+    assert {d.node: d.bits for d in stored} == bits
+    assert {d.node: int(d.granularity.removeprefix("block-")) for d in stored} == blocks
+    assert {4, 8} == set(bits.values())
+    assert any("alone it left" in d.why for d in stored)
+    assert [d.op for d in of(plan, "activation", "float")] == ["MatMul", "MatMul"]
+    assert facts["decisions"]["file"] == PLAN
+
+
+def test_the_table_says_what_stands_in_the_float16_graph(tmp_path):
+    *_, written, plan = made(tmp_path, Fp16(keep=("Softmax",)), "small transformer")
+    inferred = onnx.shape_inference.infer_shapes(written).graph
+    found = {v.name.removesuffix("_inner"): v.type.tensor_type.elem_type for v in inferred.value_info}
+    kinds_of = {16: onnx.TensorProto.FLOAT16, 32: onnx.TensorProto.FLOAT}
+    made_by_nodes = of(plan, "activation")
+    assert len(made_by_nodes) == 21
+    assert {d.tensor: kinds_of[d.bits] for d in made_by_nodes}.items() <= found.items()
+    stored = {t.name.removesuffix("_float16"): t.data_type for t in written.graph.initializer}
+    for decision in of(plan, "weight"):
+        assert stored[decision.tensor] == kinds_of[decision.bits]
+    (kept,) = [d for d in plan.decisions if d.op == "Softmax"]
+    assert kept.why == "left float: the option keep names it"
+
+
+def test_rows_have_the_columns_and_the_file_is_part_of_the_artifact(tmp_path):
+    *_, plan = made(tmp_path, QuantizeInt8(), "Gemm")
+    assert all(len(d.row()) == len(COLUMNS) for d in plan.decisions)
+    assert sha256_file(tmp_path / "out1" / PLAN) == sha256_file(tmp_path / "out2" / PLAN)
+
+
+def test_what_is_no_plan_is_refused(tmp_path):
+    assert load_plan(tmp_path) is None
+    (tmp_path / PLAN).write_text('{"stage": 3}')
+    with pytest.raises(InputError, match="not a plan"):
+        load_plan(tmp_path)

@@ -1,0 +1,75 @@
+"""A device that is known by a few simulated samples: what they add to what the whole set says of its stand-in.
+
+The stand-in (the same quantized graph on this machine's CPU) runs on all samples, the simulator on some. What the
+device loses is at most what the stand-in loses, plus what simulator and stand-in differ by; both with their bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+
+import msgspec
+
+from edgekit.evaluate.comparison import Comparison
+from edgekit.events import Finding
+
+LEAST_DB = 20.0
+"""Ratio below which the simulator computes something else than the graph says: rounding alone gives 30 and more."""
+
+
+def with_disagreement(whole: Comparison, apart: Comparison) -> Comparison:
+    """Return what a device loses against the original.
+
+    Args:
+        whole: the original against the stand-in, on all samples.
+        apart: the stand-in against the simulator, on those that were simulated.
+    """
+    if whole.drop is None or apart.drop is None or math.isnan(whole.drop) or math.isnan(apart.drop):
+        return msgspec.structs.replace(whole, drop=None, low=None, high=None, note=whole.note or apart.note)
+    return msgspec.structs.replace(
+        whole,
+        drop=whole.drop + max(apart.drop, 0.0),
+        low=None if whole.low is None or apart.low is None else whole.low + min(apart.low, 0.0),
+        high=None if whole.high is None or apart.high is None else whole.high + max(apart.high, 0.0),
+        note=whole.note,
+        findings=(*whole.findings, *apart.findings),
+    )
+
+
+def distance_findings(
+    whole: Comparison, near: Comparison, apart: Comparison, *, floats: Container[str], place: str
+) -> tuple[Finding, ...]:
+    """Tell how far three executions are from each other; an error where the simulator disagrees with the CPU.
+
+    Args:
+        whole: the original against the stand-in, on all samples.
+        near: the original against the simulator.
+        apart: the stand-in against the simulator.
+        floats: names of the outputs that hold floating-point numbers: one class that flips is no such error.
+        place: what was simulated.
+    """
+    first = {row.name: row.sqnr_db for row in whole.outputs}
+    second = {row.name: row.sqnr_db for row in near.outputs}
+    found = []
+    for row in apart.outputs:
+        told = (
+            f"output '{row.name}': original against this CPU {_db(first.get(row.name))}, original against the "
+            f"{place} {_db(second.get(row.name))}, CPU against it {_db(row.sqnr_db)} ({apart.n} of {whole.n} samples)"
+        )
+        judged = row.name in floats and row.sqnr_db is not None and row.sqnr_db > -math.inf  # that is a dead output
+        wrong = judged and not (row.sqnr_db or 0.0) >= LEAST_DB
+        found.append(
+            Finding(
+                severity="error" if wrong else "note",
+                node=row.name,
+                rule="htp-disagrees" if wrong else "htp-distance",
+                text=f"the compiled model computes something else than the graph: {told}" if wrong else told,
+                remedy="Leave the nodes before it out of the network, or build with another precision." * wrong,
+            )
+        )
+    return tuple(found)
+
+
+def _db(value: float | None) -> str:
+    return "unknown" if value is None else "equal" if math.isinf(value) and value > 0 else f"{value:.1f} dB"

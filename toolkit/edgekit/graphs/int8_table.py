@@ -1,0 +1,160 @@
+"""The decisions of an int8 plan as a table: every weight, bias and activation, and why it is as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from edgekit.graphs.decisions import Decision, What, float_decision
+from edgekit.graphs.int8_plan import Mode, Plan, Planner
+from edgekit.graphs.int8_write import Writer, bias_of
+from edgekit.graphs.qdq import in_integers, why_float
+from edgekit.graphs.weights import Operand
+from edgekit.numerics.affine import Grid
+
+if TYPE_CHECKING:
+    import onnx
+
+_BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16}
+
+
+def int8_decisions(plan: Plan, planner: Planner, writer: Writer) -> list[Decision]:
+    """Return a decision for every weight and grid of a plan, and for every product that stays float.
+
+    Args:
+        plan: what was decided.
+        planner: who decided it.
+        writer: who writes it, and knows along which axis a stored weight has its scales.
+    """
+    return list(_Table(plan, planner, writer).rows())
+
+
+class _Table:
+    """One table being made."""
+
+    def __init__(self, plan: Plan, planner: Planner, writer: Writer) -> None:
+        self.plan, self.planner, self.writer = plan, planner, writer
+        self.name = planner.dialect.name
+        self.inner = {node.name for graph in planner.weights.graphs[1:] for node in graph.node}
+        self.compute = planner.computes
+        self.users: dict[tuple[int, str], list[Operand]] = {}
+        for operand in planner.weights.operands:
+            self.users.setdefault(operand.key, []).append(operand)
+        self.dynamic: set[str] = set()
+
+    def rows(self) -> Iterator[Decision]:
+        """Yield the decisions: inputs of the model, then node by node what it reads and what it makes."""
+        for value in self.planner.index.graph.input:
+            yield from self._grid("", "Input", value.name)
+        for graph in self.planner.weights.graphs:
+            for node in graph.node:
+                yield from self._node(node)
+
+    def _node(self, node: onnx.NodeProto) -> Iterator[Decision]:
+        mode: Mode = self.plan.modes.get(node.name, "float")
+        operands = self.planner.operands.get(node.name, [])
+        if mode == "dynamic" and node.input[0] not in self.dynamic:
+            self.dynamic.add(node.input[0])
+            yield self._integer(node, node.input[0], "activation", "uint8", "asymmetric", "per-tensor", mode)
+        for operand in operands:
+            yield self._weight(node, operand, mode)
+        yield from self._bias(node, mode)
+        if node.name in self.compute and not operands and mode == "float":
+            yield float_decision(node.name, node.op_type, node.input[0], "activation", self._why_float(node))
+        elif not operands and self.plan.modes.get(node.name) == "float":
+            yield float_decision(node.name, node.op_type, node.output[0], "activation", self._why_float(node))
+        for name in node.output:
+            yield from self._grid(node.name, node.op_type, name)
+
+    def _why_float(self, node: onnx.NodeProto) -> str:
+        return why_float(node, self.plan, self.planner, inner=node.name in self.inner)
+
+    def _weight(self, node: onnx.NodeProto, operand: Operand, mode: Mode) -> Decision:
+        if mode == "float":
+            return float_decision(node.name, node.op_type, operand.tensor, "weight", self._why_float(node))
+        axis = self.writer.scale_axis(self.users[operand.key])
+        granularity = "per-tensor" if axis is None else "per-channel"
+        note = self.plan.reasons.get(node.name, "")
+        if mode == "weights" and node.op_type == "Gather":
+            how = "looked up as integers" if self.planner.dialect.integer_gather else "dequantized, then looked up"
+            note = "; ".join(filter(None, (how, note)))
+        elif mode == "weights" and in_integers(self.plan, self.planner, node.name):
+            note = "the runtime's kernel rounds the activations to 8 bits itself"
+        elif mode == "weights":
+            note = f"its products are float: {self._why_float(node)}"
+        return self._integer(node, operand.tensor, "weight", "int8", "symmetric", granularity, mode, note=note)
+
+    def _bias(self, node: onnx.NodeProto, mode: Mode) -> Iterator[Decision]:
+        name = bias_of(node)
+        if node.name not in self.compute or not name or name not in self.planner.index.initializers:
+            return
+        if mode == "static" and self.planner.dialect.quantize_bias:
+            weights = [operand for operand in self.planner.operands.get(node.name, ()) if operand.position == 1]
+            axis = self.writer.scale_axis(self.users[weights[0].key]) if weights else None
+            granularity = "per-tensor" if axis is None else "per-channel"
+            note = "scale of the input times scale of the weight"
+            yield self._integer(node, name, "bias", "int32", "symmetric", granularity, mode, note=note)
+        elif mode != "float":
+            how = f"the {self.name} dialect adds it to float products" if mode == "static" else "it is added in float"
+            yield float_decision(node.name, node.op_type, name, "bias", how)
+
+    def _grid(self, node: str, op: str, tensor: str) -> Iterator[Decision]:
+        grid = self.plan.grids.get(tensor)
+        if grid is not None:
+            carried = node in self.plan.carried
+            read = "between integer nodes it stays integer" if carried else "integer products read it"
+            if not carried and tensor in self.plan.produced and not self._is_read(tensor):
+                read = "the product gives it out as integers"
+            yield Decision(
+                node=node,
+                op=op,
+                tensor=tensor,
+                what="activation",
+                bits=_BITS[grid.dtype],
+                type=grid.dtype,
+                scheme=_scheme(grid),
+                granularity="per-tensor",
+                mode="static",
+                why=f"activation per-tensor {grid.dtype}: {read}",
+            )
+        elif tensor in self.plan.dead:
+            yield float_decision(node, op, tensor, "activation", "it is 0 in every calibration sample")
+
+    def _is_read(self, tensor: str) -> bool:
+        readers = self.planner.index.consumers.get(tensor, [])
+        return any(node.name in self.compute and self.plan.modes.get(node.name) == "static" for node in readers)
+
+    def _integer(
+        self,
+        node: onnx.NodeProto,
+        tensor: str,
+        what: What,
+        kind: str,
+        scheme: str,
+        granularity: str,
+        mode: str,
+        *,
+        note: str = "",
+    ) -> Decision:
+        bits = {"int32": 32, "int4": 4}.get(kind, 8)
+        if what == "weight" and self.planner.dialect.reduce_range:
+            bits, note = 7, "; ".join(filter(None, ("7 of the 8 bits, for this CPU's products", note)))
+        if what == "activation":
+            note = "its range is taken at run time"
+        return Decision(
+            node=node.name,
+            op=node.op_type,
+            tensor=tensor,
+            what=what,
+            bits=bits,
+            type=kind,
+            scheme=scheme,
+            granularity=granularity,
+            mode=mode,
+            why=f"{what} {granularity} {kind}" + (f": {note}" if note else ""),
+        )
+
+
+def _scheme(grid: Grid) -> str:
+    middle = {"int8": 0, "int16": 0, "uint8": 128, "uint16": 1 << 15}[grid.dtype]
+    return "symmetric" if grid.zero_point == middle else "asymmetric"

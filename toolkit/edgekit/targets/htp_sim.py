@@ -1,0 +1,176 @@
+"""Qualcomm's HTP simulator: the compiled artifact itself, run on this machine; what it gives, never how fast."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from edgekit.budget import Figure, Provenance
+from edgekit.errors import IntegrityError, TargetError, UnsupportedError
+from edgekit.events import Finding
+from edgekit.jobs import encode_feeds, run_job
+from edgekit.profile import Profile
+from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
+from edgekit.targets.chunks import chunks, read_outputs
+from edgekit.targets.figures import PERCENTILES
+
+URL = "htp-sim"
+PLUGIN = "onnxruntime-qnn"
+
+SECONDS = 30.0
+"""What simulating the samples of one model may take, on one core."""
+FEWEST = 8
+"""Samples that are simulated however long they take."""
+
+_TIMEOUT = 7200.0
+_FEEDS = "feeds.npz"
+
+
+def is_installed() -> bool:
+    """Say whether the simulator is there (the extra `qnn`); it is not imported."""
+    return importlib.util.find_spec("onnxruntime_qnn") is not None
+
+
+def round_number(most: float) -> int:
+    """Return the largest of 1, 2, 5, 10, 20, 50, ... that is not above `most`; 0 when `most` is below 1."""
+    power = 10 ** max(0, len(str(int(most))) - 1)
+    return max((step * power for step in (1, 2, 5) if step * power <= most), default=0)
+
+
+class HtpSimTarget:
+    """The simulator of a profile's SoC; one child process per chunk of samples, CPU fallback off.
+
+    Attributes:
+        url: `htp-sim`.
+        provenance: `simulated`.
+        findings: none of its own.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        """Take the profile whose SoC is simulated.
+
+        Raises:
+            TargetError: the simulator is not installed.
+            UnsupportedError: the profile is of no Qualcomm chip.
+        """
+        self.url = URL
+        self.provenance: Provenance = "simulated"
+        self.findings: list[Finding] = []
+        self._soc = profile.settings.get("htp", {}).get("soc_model")
+        if self._soc is None:
+            raise UnsupportedError(
+                f"'{profile.name}' has no Qualcomm HTP to simulate",
+                where=URL,
+                remedy="Choose a Snapdragon profile, or measure on a machine of this one.",
+            )
+        if not is_installed():
+            raise TargetError(
+                "Qualcomm's simulator is not installed",
+                where=URL,
+                remedy="pip install 'edgekit-toolkit[qnn]' (x86-64 Linux).",
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing stays open."""
+
+    @property
+    def place(self) -> str:
+        """What outputs come from."""
+        return f"HTP simulator (SoC {self._soc}, {PLUGIN} {importlib.metadata.version(PLUGIN)})"
+
+    def reach(self) -> None:
+        """Do nothing: that it is installed was looked at when it was made."""
+
+    def fingerprint(self) -> dict[str, str]:
+        """Say what is simulated and by which versions."""
+        found = {name: importlib.metadata.version(name) for name in ("onnxruntime", PLUGIN)}
+        return {"simulator": URL, "soc_model": str(self._soc), **found}
+
+    def affordable(self, bundle: Bundle, feed: Feed, wanted: int) -> int:
+        """Return how many of `wanted` samples fit into `SECONDS`, by timing one; `FEWEST` in any case.
+
+        It is rounded down to 1, 2 or 5 times a power of ten, so that the next build looks at the same samples.
+        """
+        with tempfile.TemporaryDirectory(prefix="edgekit-sim-") as scratch:
+            seconds = float(self._infer(bundle, [feed], Path(scratch))["seconds"])
+        fit = max(FEWEST, round_number(SECONDS / max(seconds, 1e-6)))
+        return min(wanted, fit)
+
+    def run(self, bundle: Bundle, feeds: Iterable[Feed]) -> Iterator[Feed]:
+        """Yield the outputs of each feed, in order; a chunk of feeds is held at a time.
+
+        Raises:
+            UnsupportedError: the bundle was compiled for another SoC, or not at all, or the simulator refuses it.
+            InputError: a feed that does not fit the model.
+            TargetError: the simulator ran out of memory or time.
+        """
+        for chunk in chunks(feeds):
+            with tempfile.TemporaryDirectory(prefix="edgekit-sim-") as scratch:
+                count = len(chunk)
+                result = self._infer(bundle, chunk, Path(scratch))
+                yield from read_outputs(Path(scratch, result["outputs"][0]), count, self.url)
+
+    def measure(
+        self, bundle: Bundle, feed: Feed, *, runs: int, threads: int, sustained: float = 0
+    ) -> tuple[Figure, ...]:
+        """Return figures without values: how long a simulator takes says nothing about the chip."""
+        del bundle, feed, runs, threads, sustained
+        note = "a simulator's time is no latency: see `edgekit predict`, or measure on a device"
+        return tuple(
+            Figure(
+                name=f"latency-{name}", value=None, unit="ms", provenance=self.provenance, on=self.place, n=0, note=note
+            )
+            for name in PERCENTILES
+        )
+
+    def golden(self, bundle: Bundle, inputs: Path, outputs: Path, *, tolerance: Tolerance) -> GoldenResult:
+        """Compare the outputs of golden inputs with the golden outputs, in the simulator."""
+        job = self._job(bundle) | {
+            "inputs": [str(inputs.resolve())],
+            "expected": [str(outputs.resolve())],
+            "tolerance": {"absolute": tolerance.absolute, "relative": tolerance.relative},
+        }
+        with tempfile.TemporaryDirectory(prefix="edgekit-sim-") as scratch:
+            result = self._start("golden", job, Path(scratch))
+        return GoldenResult(matches=result["matches"], outputs=result["outputs"], count=result["count"])
+
+    def _infer(self, bundle: Bundle, feeds: list[Feed], scratch: Path) -> dict[str, Any]:
+        (scratch / _FEEDS).write_bytes(encode_feeds(feeds))
+        return self._start("infer", self._job(bundle) | {"inputs": [_FEEDS], "outputs": "out"}, scratch)
+
+    def _job(self, bundle: Bundle) -> dict[str, Any]:
+        context = bundle.facts.get("context")
+        if not context:
+            raise UnsupportedError(
+                "there is no context binary in it to simulate", where=URL, remedy="Build it with the extra qnn."
+            )
+        if context["soc_model"] != self._soc:
+            raise UnsupportedError(
+                f"the binary is for SoC {context['soc_model']}, the profile's is {self._soc}",
+                where=URL,
+                remedy="Build it for this profile.",
+            )
+        return {
+            "model": str((bundle.folder / str(bundle.facts["model"])).resolve()),
+            "context": context,
+            "runtime": "onnxruntime",
+            "providers": ["QNNExecutionProvider"],
+            "threads": 1,
+        }
+
+    def _start(self, command: str, job: dict[str, Any], scratch: Path) -> dict[str, Any]:
+        try:
+            return run_job(command, job, scratch, timeout=_TIMEOUT)
+        except IntegrityError as error:
+            remedy = "Parts of it may run on the CPU (--allow-fallback): the simulator runs what is on the HTP alone."
+            raise UnsupportedError(error.text, where=URL, remedy=remedy) from error
