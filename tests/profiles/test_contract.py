@@ -97,7 +97,8 @@ def test_snapdragon_says_what_the_simulator_needs(name: str) -> None:
     assert always <= htp.keys() <= always | {"vtcm_mb", "integer_twin"}
     assert ("fp16" in found.precisions) is htp["fp16"]
     assert "fp32" not in found.precisions
-    assert htp["estimate"] is (htp["soc_model"] in {52, 62, 63, 72, 77, 95, 114})
+    assert (htp["estimate"] == "native") is (htp["soc_model"] in {52, 62, 63, 72, 77, 95, 114})
+    assert (htp["estimate"] == "none") is (name == "snapdragon-888"), "of it alone nothing was published"
 
 
 def test_no_two_devices_answer_to_one_module() -> None:

@@ -18,6 +18,7 @@ It imports nothing of edgekit. A job is a JSON object; paths in it are relative 
     shapes     input -> [min, opt, max] for TensorRT engines with dynamic inputs
     inputs     .npz files: key "3:x" is tensor x of feed 3; with "layout": "plain" key "x", one feed a file
     outputs    infer: the folder that gets one .npz per input file, of the same name and layout ("3:y")
+    deflate    infer: whether outputs are compressed (false): for a link that is slow
     expected   golden: the .npz files of expected outputs, one per input file, same layout
     tolerance  golden: {"absolute": a, "relative": r}: |found - expected| <= a + r * |expected| for floating point;
                integers, booleans and strings must be equal
@@ -181,10 +182,11 @@ def infer(job: Dict[str, Any], folder: str) -> Dict[str, Any]:
     engine = open_engine(job, folder)
     out = os.path.join(folder, job["outputs"])
     os.makedirs(out, exist_ok=True)
+    method = zipfile.ZIP_DEFLATED if job.get("deflate") else zipfile.ZIP_STORED
     begun, count, written = time.perf_counter(), 0, []
     for name in job["inputs"]:
         target = os.path.join(out, os.path.basename(name))
-        with zipfile.ZipFile(target + ".part", "w", zipfile.ZIP_STORED) as archive:
+        with zipfile.ZipFile(target + ".part", "w", method) as archive:
             for index, feed in enumerate(arrays.read_feeds(os.path.join(folder, name), job.get("layout", "feeds"))):
                 arrays.write_feed(archive, index, engine.run(engine.prepare(feed)))
                 count += 1
