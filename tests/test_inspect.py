@@ -11,7 +11,7 @@ import kinds
 from contract import onnx_artifact
 from edgekit.artifact import Artifact
 from edgekit.build import build
-from edgekit.errors import NeedsDataError, UnsupportedError
+from edgekit.errors import NeedsDataError, UnsupportedError, UsageError
 from edgekit.events import Finding
 from edgekit.inspect import inspect, inspect_model
 from edgekit.predict import predict
@@ -93,10 +93,22 @@ def test_what_is_no_graph_yet_is_refused(tmp_path):
 def test_a_prediction_comes_from_the_roofline_of_the_profile(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(two_layers().SerializeToString())
-    (figure,) = predict(str(path), profile="jetson", store=tmp_path / "store")
+    figure, memory = predict(str(path), profile="jetson", store=tmp_path / "store").figures
     assert (figure.name, figure.unit, figure.provenance, figure.n) == ("latency-p50", "ms", "predicted", 0)
     assert figure.on.startswith("roofline of jetson")
     assert figure.low < figure.value < figure.high
+    assert memory.name == "memory"
+
+
+def test_the_protocol_of_a_prediction(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(two_layers().SerializeToString())
+    options = {"profile": "jetson", "store": tmp_path / "store"}
+    graph, plain = (predict(str(path), protocol=name, **options) for name in ("graph", "plain"))
+    assert (graph.protocol, plain.protocol) == ("CUDA graph", "plain launches")
+    assert plain.figures[0].value > graph.figures[0].value
+    with pytest.raises(UsageError, match="has no CUDA graph"):
+        predict(str(path), protocol="plain", profile="host", store=tmp_path / "store")
 
 
 @pytest.fixture

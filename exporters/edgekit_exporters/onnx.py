@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from edgekit.artifact import MAIN, Artifact
 from edgekit.budget import Figure
@@ -11,6 +11,10 @@ from edgekit.dialect import Dialect
 from edgekit.events import Finding
 from edgekit.exporter import StageSpec
 from edgekit.profile import Profile
+
+if TYPE_CHECKING:
+    from edgekit.graphs.forecast import Forecast
+    from edgekit.graphs.roofline import Protocol
 
 OPTIMIZED = "optimized.onnx"
 CPU = "CPUExecutionProvider"
@@ -96,12 +100,18 @@ class OnnxExporter:
         return facts
 
     def estimate(self, artifact: Artifact, folder: Path, profile: Profile) -> tuple[Figure, ...]:
-        """Predict the latency with the profile's roofline."""
+        """Predict latency and memory with the profile's roofline."""
+        return self.forecast(artifact, folder, profile).figures
+
+    def forecast(self, artifact: Artifact, folder: Path, profile: Profile, *, protocol: Protocol = "graph") -> Forecast:
+        """Predict with the profile's roofline, kernel by kernel."""
         from edgekit.graphs.cost import cost_of
-        from edgekit.graphs.roofline import predict_latency
+        from edgekit.graphs.forecast import forecast
+        from edgekit.graphs.fusion import ONNXRUNTIME
         from edgekit.graphs.rules import usual_shapes
 
-        return (predict_latency(cost_of(folder / MAIN, usual_shapes(artifact)), profile),)
+        cost = cost_of(folder / MAIN, usual_shapes(artifact))
+        return forecast(cost, profile, rules=ONNXRUNTIME, protocol=protocol)
 
 
 def _optimize(source: Path, target: Path) -> str:

@@ -17,7 +17,7 @@ from onnx import version_converter
 import house
 import kinds
 import wild
-from architectures import ARCHITECTURES
+from htp_networks import ARCHITECTURES
 from contract import onnx_artifact
 from edgekit.exporter import load_exporter
 from edgekit.graphs.freeze import freeze

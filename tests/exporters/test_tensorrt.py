@@ -210,9 +210,9 @@ def test_the_dla_is_reported_on_when_the_profile_asks_for_it(tmp_path):
         last = f"o{i}"
     model = kinds.build(nodes, [kinds.value("x", [1, 8, 8, 8])], [kinds.value("o3", [1, 8, 8, 8])], constants)
     assert not [f for f in lint(tmp_path, model) if "dla" in f.rule]
-    found = [f for f in lint(tmp_path, model, orin(dla=True)) if "dla" in f.rule]
+    found = [f for f in lint(tmp_path, model, orin(dla=True, dla_cores=2)) if "dla" in f.rule]
     assert [f.node for f in found if f.rule == "trt-dla"] == ["gather0", "pow1", "reshape2"]
-    assert "3 nodes off the DLA: 4 DLA segments, 6 device switches" in found[-1].text
+    assert "3 nodes off the DLA, 4 device switches" in found[-1].text
 
 
 @RTX

@@ -25,3 +25,16 @@ def test_a_sample_that_the_original_does_not_take_is_an_error(tmp_path):
     samples = house.MemorySamples([{"x": np.ones(3, np.float32)}])
     with pytest.raises(InputError, match="does not run on this sample"):
         Reference(session([2, -1], tmp_path), samples, [0]).distances(session([3, -1], tmp_path))
+
+
+def test_tokens_that_a_mask_hides_do_not_count(tmp_path):
+    def opened(wrong):
+        nodes = [kinds.node("Add", ["x", "shift"], ["y"])]
+        shift = np.array([[[0.0], [wrong[0]], [wrong[1]]]], np.float32)
+        sides = [[kinds.value(name, [1, 3, 2])] for name in "xy"]
+        return open_graph(kinds.build(nodes, *sides, {"shift": shift}), tmp_path, threads=1)
+
+    feed = {"x": np.ones((1, 3, 2), np.float32), "attention_mask": np.array([[1, 1, 0]])}
+    reference = Reference(opened((0, 0)), house.MemorySamples([feed]), [0])
+    assert reference.distances(opened((0, 5)))["y"].noise == 0
+    assert reference.distances(opened((5, 0)))["y"].noise == 50

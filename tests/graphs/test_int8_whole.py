@@ -9,7 +9,7 @@ import pytest
 
 import house
 import kinds
-from architectures import ARCHITECTURES, Net, pictures
+from htp_networks import ARCHITECTURES, Net, pictures
 from contract import ORT_CPU, run_stage
 from edgekit.graphs.edit import GraphIndex
 from edgekit.graphs.gelu import fuse_gelu

@@ -13,7 +13,7 @@ import msgspec
 from edgekit import events
 from edgekit.artifact import Artifact
 from edgekit.atomic import replacing
-from edgekit.budget import Budget, Verdict, dominated, judge, merge, parse_budget
+from edgekit.budget import Budget, Verdict, dominated, judge, merge, parse_budget, parse_seconds
 from edgekit.errors import UnsupportedError
 from edgekit.exporter import Exporter, load_exporter
 from edgekit.gate import Gate, Trial, findings_of
@@ -50,6 +50,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     sign: str | None = None,
     seed: int = 0,
     threads: int = 1,
+    sustained: str | None = None,
     strict: bool = False,
     allow_fallback: bool = False,
     allow_partial: bool = False,
@@ -79,6 +80,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         sign: a private Ed25519 key (PEM) to sign the package with.
         seed: the seed of everything random.
         threads: CPU threads for calibration and measurement.
+        sustained: how long the target is also kept at work, e.g. `10m`; latency is then that of the last minute.
         strict: what is unproven counts as missed.
         allow_fallback: nodes may run off the accelerator.
         allow_partial: less than 90 % of the weights may get the asked precision.
@@ -128,6 +130,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
             preprocessing=preprocessing,
             label_map=label_map,
             limit=calibration,
+            training=plan.trains,
             strict=strict,
             seed=seed,
             listen=listen,
@@ -141,6 +144,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
             metric=metric,
             budget=budgets,
             threads=threads,
+            sustained=parse_seconds(sustained, "sustained") if sustained else 0,
             seed=seed,
             listen=listen,
         )

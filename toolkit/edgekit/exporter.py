@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from edgekit.artifact import Artifact
 from edgekit.budget import Figure
@@ -13,6 +14,9 @@ from edgekit.dialect import Dialect
 from edgekit.errors import EdgekitError, UnsupportedError
 from edgekit.events import Finding
 from edgekit.profile import Profile
+
+if TYPE_CHECKING:
+    from edgekit.graphs.forecast import Forecast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +58,43 @@ class Exporter(Protocol):
 
     def estimate(self, artifact: Artifact, folder: Path, profile: Profile) -> tuple[Figure, ...]:
         """Predict latency (`latency-p50`, with an interval) and what else the runtime can tell without a device."""
+        ...
+
+    def forecast(
+        self, artifact: Artifact, folder: Path, profile: Profile, *, protocol: Literal["graph", "plain"] = "graph"
+    ) -> Forecast:
+        """Predict the same in detail: each fused kernel, memory, and where the interval comes from.
+
+        On a GPU, `protocol` says whether kernels are started at once (a CUDA graph) or one by one.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Where a node would run: `on` is a unit of the device (`GPU`, `DLA`, ...) or `unsupported`, and why."""
+
+    node: str
+    op: str
+    on: str
+    why: str = ""
+
+
+@runtime_checkable
+class Placer(Protocol):
+    """What an exporter offers besides, when its runtime spreads a network over units of the device."""
+
+    def place(
+        self, artifact: Artifact, folder: Path, profile: Profile, findings: Sequence[Finding]
+    ) -> tuple[Placed, ...]:
+        """Say for each node that computes where it would run, in the order of the graph.
+
+        Args:
+            artifact: the model.
+            folder: where its files lie.
+            profile: the device.
+            findings: what `lint` said: nodes that errors name run nowhere.
+        """
         ...
 
 

@@ -78,6 +78,7 @@ class Gate:
         data: the data set; without it nothing can be said about accuracy.
         metric: what is judged; None: by the kind of the labels.
         budget: what must be kept.
+        sustained: seconds of load after which latency counts; 0: a device that is not hot.
     """
 
     store: Store
@@ -88,6 +89,7 @@ class Gate:
     metric: str | None
     budget: Budget
     threads: int = 1
+    sustained: float = 0
     seed: int = 0
     listen: events.Listener = events.ignore
 
@@ -157,7 +159,8 @@ class Gate:
         known = [("latency", latency, min(self.budget.latency_ms.values(), default=None))]
         known += [("size", size.value, self.budget.max_size), ("drop", drop, self.budget.max_drop)]
         within = all(value is None or limit is None or value <= limit for _, value, limit in known)
-        return Score(within=within, latency_ms=latency, size=int(size.value or 0), drop=drop)
+        keeps = drop is None or self.budget.max_drop is None or drop <= self.budget.max_drop
+        return Score(within=within, latency_ms=latency, size=int(size.value or 0), drop=drop, keeps=keeps)
 
     def estimate(self, artifact: Artifact) -> tuple[Figure, ...]:
         """Predict what can be predicted; nothing for a graph whose shapes are open."""
@@ -195,7 +198,9 @@ class Gate:
             original += self.estimate(self.reference)
         else:
             provenance = target.provenance
-            found = target.measure(bundle, self._one_feed(), runs=self._runs, threads=self.threads)
+            found = target.measure(
+                bundle, self._one_feed(), runs=self._runs, threads=self.threads, sustained=self.sustained
+            )
             place = found[0].on
             original += self._measure_original(bundle, target)
         accuracy, findings = self._accuracy(bundle, target, place, provenance)

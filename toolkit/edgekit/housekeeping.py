@@ -29,7 +29,7 @@ def count(store: Store) -> Stats:
 def prune(store: Store, *, max_bytes: int | None = None, max_age: float | None = None) -> tuple[int, int]:
     """Remove the artifacts used longest ago until `max_bytes` remain, and what was unused for `max_age` seconds.
 
-    Checkpoints of work that never ended go by their age too, or all of them with `max_bytes` 0.
+    Checkpoints of work that never ended, and what stages share, go by their age too, or all of it with `max_bytes` 0.
 
     Returns:
         The number of artifacts removed and the bytes freed.
@@ -47,7 +47,7 @@ def prune(store: Store, *, max_bytes: int | None = None, max_age: float | None =
         home.rename(gone)
         remove(gone)
         total, removed, freed = total - size, removed + 1, freed + size
-    for folder in (store.root / "scratch").iterdir():
+    for folder in [*(store.root / "scratch").iterdir(), *store.shared.iterdir()]:
         if max_bytes == 0 or (max_age is not None and now - folder.stat().st_mtime > max_age):
             freed += _bytes(folder)
             remove(folder)

@@ -51,22 +51,36 @@ class Pipeline:
     seed: int = 0
     threads: int = 1
     allow_partial: bool = False
+    originals: dict[str, Artifact] = field(default_factory=dict)
     runs: list[StageRun] = field(default_factory=list)
     findings: list[events.Finding] = field(default_factory=list)
 
     def capture(self, plan: Plan, source: Artifact) -> Artifact:
         """Turn the user's model into the float graph that everything is compared with."""
+        self.originals[source.kind] = source
+        reference = self._captured(plan, source)
+        self.originals[reference.kind] = reference
+        self._check_axes(reference)
+        return reference
+
+    def _captured(self, plan: Plan, network: Artifact) -> Artifact:
         for stage in plan.capture:
-            source = self.run_stage(stage, source)
-        self._check_axes(source)
-        return source
+            network = self.run_stage(stage, network)
+        return network
 
     def run(self, plan: Plan, reference: Artifact, score: Scorer) -> Artifact:
         """Turn the float reference into the candidate."""
-        candidate = reference
+        candidate = self._trained(plan, score) if plan.training else reference
         for entry in plan.entries:
             candidate = self._run_entry(entry, candidate, score)
         return candidate
+
+    def _trained(self, plan: Plan, score: Scorer) -> Artifact:
+        """Change the model of PyTorch as the plan says, judge it by its graph, and return that graph."""
+        network = self.originals["torch"]
+        for entry in plan.training:
+            network = self._run_entry(entry, network, lambda made: score(self._captured(plan, made)))
+        return self._captured(plan, network)
 
     def compile(self, exporter: Exporter, artifact: Artifact) -> Artifact:
         """Compile a candidate for the profile's runtime, or take the `bundle` from the cache."""
@@ -150,7 +164,8 @@ class Pipeline:
                 self._told("repeat", {"round": number, "kept": True, "why": "nothing changed: the rounds end"})
                 return tried
             tried_score = score(tried)
-            good = tried_score.within and not _worse(tried_score, kept_score)
+            keeps = tried_score.within if tried_score.keeps is None else tried_score.keeps
+            good = keeps and not _worse(tried_score, kept_score)
             self._told("repeat", {"round": number, "kept": good, **_as_facts(tried_score)})
             if not good:
                 break
@@ -181,14 +196,14 @@ class Pipeline:
         return best
 
     def _execute(self, stage: Stage, artifact: Artifact, key: str) -> Artifact:
-        inputs, context = self._surroundings(artifact, key)
+        inputs, context = self._surroundings(artifact, key, self._teacher(stage))
         with self.store.staging() as out:
             facts = _brief(stage.run(inputs, out, context))
             step = Step(
                 stage=stage.name,
                 revision=stage.revision,
                 options=options_of(stage),
-                inputs=self._input_ids(artifact),
+                inputs=self._input_ids(stage, artifact),
                 libraries=_versions(stage.libraries),
                 facts={k: v for k, v in facts.items() if k != "graphs"},
             )
@@ -197,7 +212,7 @@ class Pipeline:
         self.store.forget_scratch(key)
         return made
 
-    def _surroundings(self, artifact: Artifact, key: str) -> tuple[Inputs, Context]:
+    def _surroundings(self, artifact: Artifact, key: str, teacher: Artifact | None = None) -> tuple[Inputs, Context]:
         """Return what a stage reads, and what surrounds its run; the scratch folder is that of the key."""
         inputs = Inputs(
             artifact=artifact,
@@ -205,10 +220,16 @@ class Pipeline:
             profile=self.profile,
             data=self.data,
             dialect=self.dialect,
-            teacher=(self.teacher, self.store.folder(self.teacher.id)) if self.teacher else None,
+            teacher=(teacher, self.store.folder(teacher.id)) if teacher else None,
         )
-        scratch = self.store.scratch(key)
-        return inputs, Context(scratch=scratch, listen=self.listen, seed=self.seed, threads=self.threads)
+        context = Context(
+            scratch=self.store.scratch(key),
+            listen=self.listen,
+            seed=self.seed,
+            threads=self.threads,
+            shared=self.store.shared,
+        )
+        return inputs, context
 
     def _cached(self, key: str) -> Artifact | None:
         record = self.store.record(key)
@@ -220,7 +241,7 @@ class Pipeline:
                 "stage": stage.name,
                 "revision": stage.revision,
                 "options": options_of(stage),
-                "inputs": self._input_ids(artifact),
+                "inputs": self._input_ids(stage, artifact),
                 "libraries": _versions(stage.libraries),
                 "profile": self.profile,
                 "dialect": repr(self.dialect),
@@ -228,12 +249,19 @@ class Pipeline:
             }
         )
 
-    def _input_ids(self, artifact: Artifact) -> dict[str, str]:
+    def _teacher(self, stage: Stage) -> Artifact | None:
+        """Return the teacher of a stage that needs one: the user's, or the original of the kind that it takes."""
+        if not {"teacher", "original"} & stage.needs:
+            return None
+        return self.teacher or next((self.originals[kind] for kind in stage.takes if kind in self.originals), None)
+
+    def _input_ids(self, stage: Stage, artifact: Artifact) -> dict[str, str]:
         ids = {"artifact": artifact.id}
         if self.data is not None:
             ids["data"] = self.data.id
-        if self.teacher is not None:
-            ids["teacher"] = self.teacher.id
+        teacher = self._teacher(stage)
+        if teacher is not None:
+            ids["teacher"] = teacher.id
         return ids
 
     def _check_axes(self, reference: Artifact) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,18 +37,32 @@ PlanEntry = Stage | Rounds | Alternatives
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a build will do: `capture` gives the float reference, `entries` turn it into the candidate."""
+    """What a build will do.
+
+    Attributes:
+        capture: gives the float reference.
+        training: what changes the model of PyTorch before it is captured again; empty where nothing does.
+        entries: turn the reference, or what training made of it, into the candidate.
+    """
 
     profile: Profile
     recipe: Recipe
     capture: tuple[Stage, ...]
     entries: tuple[PlanEntry, ...]
+    training: tuple[PlanEntry, ...] = ()
+
+    @property
+    def trains(self) -> bool:
+        """Whether a stage needs the training split."""
+        bodies = [body for entry in (*self.training, *self.entries) for body in stages_of(entry)]
+        return any("training" in stage.needs for body in bodies for stage in body)
 
     def lines(self) -> list[str]:
         """Return one line per stage, for people."""
-        return [_line(stage) for stage in self.capture] + [
-            line for entry in self.entries for line in _entry_lines(entry)
-        ]
+        trained = [line for entry in self.training for line in _entry_lines(entry)]
+        again = [_line(stage) for stage in self.capture] if trained else []
+        lines = [_line(stage) for stage in self.capture] + trained + again
+        return lines + [line for entry in self.entries for line in _entry_lines(entry)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,22 +88,53 @@ def make_plan(recipe: Recipe, profile: Profile, exporter: Exporter, given: Given
         raise UsageError(f"'{profile.name}' is a base for other profiles", remedy="Choose one: edgekit profiles list")
     capture = capture_stages(given.model, given.kind, given.shapes)
     prepared = [make_stage(spec.name, spec.options, f"exporter {exporter.name}") for spec in exporter.prepare(profile)]
-    entries: list[PlanEntry] = [*prepared, *(_build_entry(entry, i) for i, entry in enumerate(recipe.entries, 1))]
-    kind = given.kind
+    built = [_with_shapes(_build_entry(entry, i), capture) for i, entry in enumerate(recipe.entries, 1)]
+    trains = next((i for i, entry in enumerate(built) if not _on_networks(entry)), len(built))
+    where = f"recipe {recipe.name}"
+    training, kind = _checked(built[:trains], given.kind, profile, given, where=where)
     for stage in capture:
         kind = _check_stage(stage, kind, profile, given)
-    checked = []
-    for entry in entries:
-        possible = _possible(entry, kind, profile, given)
-        kind = _check(possible, kind, profile, given, where=f"recipe {recipe.name}")
-        checked.append(possible)
+    entries, kind = _checked([*prepared, *built[trains:]], kind, profile, given, where=where)
     if kind != "onnx":
         raise InputError(
             f"the recipe ends with a '{kind}' artifact, exporters take 'onnx'",
             where=f"recipe {recipe.name}",
             remedy="End the recipe with a stage that makes an ONNX graph.",
         )
-    return Plan(profile=profile, recipe=recipe, capture=capture, entries=tuple(checked))
+    return Plan(profile=profile, recipe=recipe, capture=capture, entries=entries, training=training)
+
+
+def _checked(
+    entries: Sequence[PlanEntry], kind: str, profile: Profile, given: Given, *, where: str
+) -> tuple[tuple[PlanEntry, ...], str]:
+    """Check entries one after the other; return what the device runs of them, and the kind that they end in."""
+    checked = []
+    for entry in entries:
+        possible = _possible(entry, kind, profile, given)
+        kind = _check(possible, kind, profile, given, where=where)
+        checked.append(possible)
+    return tuple(checked), kind
+
+
+def _on_networks(entry: PlanEntry) -> bool:
+    """Say whether an entry works on models of PyTorch: such entries run before the model is captured."""
+    return all("torch" in body[0].takes and body[0].makes == "torch" for body in stages_of(entry))
+
+
+def _with_shapes(entry: PlanEntry, capture: tuple[Stage, ...]) -> PlanEntry:
+    """Let stages on networks know the inputs that the capture was told of by `--shape`."""
+    stated = {key: getattr(stage, key) for stage in capture[:1] for key in ("shapes", "dtypes") if hasattr(stage, key)}
+
+    def told(stage: Stage) -> Stage:
+        fits = "torch" in stage.takes and hasattr(stage, "shapes") and not stage.shapes
+        return dataclasses.replace(stage, **stated) if fits and stated.get("shapes") else stage  # type: ignore[type-var]
+
+    if isinstance(entry, Rounds):
+        return dataclasses.replace(entry, body=tuple(map(told, entry.body)))
+    if isinstance(entry, Alternatives):
+        options = tuple((name, tuple(map(told, body))) for name, body in entry.options)
+        return dataclasses.replace(entry, options=options)
+    return told(entry)
 
 
 def capture_stages(model: str, kind: str, shapes: tuple[str, ...]) -> tuple[Stage, ...]:
@@ -193,7 +239,9 @@ def _check_stage(stage: Stage, kind: str, profile: Profile, given: Given) -> str
         raise InputError(
             f"takes {', '.join(sorted(stage.takes))}, but gets '{kind}'",
             where=f"stage {stage.name}",
-            remedy="Reorder the recipe, or give a model of the other kind.",
+            remedy="Reorder the recipe, or give a model of the other kind."
+            if kind != "onnx"
+            else "Give the model of PyTorch, not its export: a Hugging Face directory, python:module:factory or .pt2.",
         )
     missing = [need for need in ("data", "teacher") if need in stage.needs and not getattr(given, need)]
     if missing:

@@ -62,17 +62,32 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Peak dense throughput of the engine that runs the model, in 10^12 operations per second (1 MAC = 2)."""
+    """Peak dense throughput of the engine that runs the model, in 10^12 operations per second (1 MAC = 2).
+
+    `units` is how many parts of it work on tiles of their own (a GPU's multiprocessors).
+    """
 
     fp32_tops: Sourced
     fp16_tops: Sourced | None = None
     int8_tops: Sourced | None = None
+    units: Sourced | None = None
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fitted constants of the latency model: shares of the peaks that are reached, microseconds per operator.
+    """Fitted constants of the latency model: shares of the peaks that are reached, microseconds per kernel.
 
-    `spread` is the factor of the 90 % interval: latency / spread .. latency x spread.
+    Attributes:
+        fp32: reached share of `compute.fp32_tops`; `fp16` and `int8` of theirs.
+        depthwise: the share that depthwise convolutions reach, of whatever type's peak; `grouped` for grouped ones.
+        vector: the share of the fp32 peak that operations other than multiply-accumulates reach; default: `fp32`.
+        bandwidth: reached share of `memory.bandwidth_gbs`.
+        launch_us: per kernel, all of a run started at once where the runtime can (a CUDA graph).
+        launch_plain_us: per kernel, started one by one; default: the same.
+        small_tile: tiles of less than 128 x 128 reach (area / 128 x 128) to this power of a share; needs `units`.
+        spread: the factor of the 90 % interval: latency / spread .. latency x spread.
+        spread_unlike: the same for time spent in kinds of kernels that the constants were not fitted on.
+        fitted_on: kind of kernel -> the largest share of the time it has in a model of the fit; kinds that are not
+            named count as unknown to it, an empty table says that nothing was fitted.
     """
 
     fp32: Sourced
@@ -83,15 +98,21 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     grouped: Sourced
     launch_us: Sourced
     spread: Sourced
+    vector: Sourced | None = None
+    launch_plain_us: Sourced | None = None
+    small_tile: Sourced | None = None
+    spread_unlike: Sourced | None = None
+    fitted_on: dict[str, float] = {}
 
     def __post_init__(self) -> None:
         """Shares are at most 1, a spread is at least 1."""
-        for name in ("fp32", "fp16", "int8", "bandwidth", "depthwise", "grouped"):
-            share: Sourced = getattr(self, name)
-            if share.value > 1:
+        for name in ("fp32", "fp16", "int8", "bandwidth", "depthwise", "grouped", "vector"):
+            share: Sourced | None = getattr(self, name)
+            if share is not None and share.value > 1:
                 raise ValueError(f"`{name}` is a share of the peak: at most 1, not {share.value}")
-        if self.spread.value < 1:
-            raise ValueError(f"`spread` is a factor: at least 1, not {self.spread.value}")
+        for factor in (self.spread, self.spread_unlike):
+            if factor is not None and factor.value < 1:
+                raise ValueError(f"`spread` is a factor: at least 1, not {factor.value}")
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,6 +123,26 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_rank: int = 8
     dynamic_shapes: bool = True
     int64: bool = True
+
+
+class Preferences(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What layers the engine runs at its best.
+
+    Attributes:
+        multiple: numbers of channels that fill its vectors or tensor cores are multiples of it.
+        sparsity: patterns of zeros in weights that it computes faster: `2:4`.
+    """
+
+    multiple: int = 8
+    sparsity: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what is no multiple or no pattern."""
+        if not 1 <= self.multiple <= 1024:  # noqa: PLR2004 - wider than any engine's vectors
+            raise ValueError(f"`multiple` is 1 to 1024, not {self.multiple}")
+        for pattern in self.sparsity:
+            if not re.fullmatch(r"[1-9]\d?:[1-9]\d?", pattern):
+                raise ValueError(f"a pattern of sparsity is `2:4`, not `{pattern}`")
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -133,6 +174,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     compute: Compute
     roofline: Roofline
     graph: Graph = Graph()
+    layers: Preferences = Preferences()
     target: str = ""
     modules: tuple[str, ...] = ()
     budget: dict[str, str] = {}

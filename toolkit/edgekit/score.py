@@ -14,12 +14,15 @@ class Score:
         latency_ms: predicted, None when unknown.
         size: bytes.
         drop: loss of the metric (or disagreement) on the calibration data, None when unknown.
+        keeps: the accuracy that the budget asks for is kept: what a round of a recipe is judged by, since being still
+            too slow or too big is no reason to stop making it smaller. None: as `within`.
     """
 
     within: bool
     latency_ms: float | None
     size: int
     drop: float | None
+    keeps: bool | None = None
 
     def key(self) -> tuple[bool, float, int, float]:
         """Order: within the budget first, then faster, then smaller, then more accurate."""

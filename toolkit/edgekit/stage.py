@@ -18,6 +18,10 @@ from edgekit.errors import UsageError, did_you_mean
 from edgekit.profile import Profile
 
 STAGES = {
+    "prune-channels": "edgekit.stages.prune_channels:PruneChannels",
+    "prune-weights": "edgekit.stages.prune_weights:PruneWeights",
+    "finetune": "edgekit.stages.finetune:Finetune",
+    "distill": "edgekit.stages.distill:Distill",
     "capture": "edgekit.stages.capture:Capture",
     "freeze-shapes": "edgekit.stages.freeze_shapes:FreezeShapes",
     "fuse-gelu": "edgekit.stages.fuse_gelu:FuseGelu",
@@ -26,6 +30,7 @@ STAGES = {
     "equalize": "edgekit.stages.equalize:Equalize",
     "quantize-int8": "edgekit.stages.quantize_int8:QuantizeInt8",
     "quantize-int4": "edgekit.stages.quantize_int4:QuantizeInt4",
+    "quantize-aware-train": "edgekit.stages.quantize_aware_train:QuantizeAwareTrain",
 }
 """Stage name -> `module:Class`. Adding a stage is one file and one line here."""
 
@@ -40,6 +45,7 @@ class Context:
         seed: the only source of randomness.
         threads: CPU threads that the stage may use.
         deadline: `time.monotonic()` value by which it must end, or None.
+        shared: a folder for what several runs can use, named after its content; None: `scratch` will do.
     """
 
     scratch: Path
@@ -47,6 +53,7 @@ class Context:
     seed: int = 0
     threads: int = 1
     deadline: float | None = None
+    shared: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +66,7 @@ class Inputs:
         profile: the device.
         data: the user's data set; None when none was given.
         dialect: the rules of the profile's runtime for quantized graphs.
-        teacher: the teacher's artifact and folder, for stages that need one.
+        teacher: the artifact and folder of the teacher or the original, for stages that need one.
     """
 
     artifact: Artifact
@@ -80,7 +87,8 @@ class Stage(Protocol):
         revision: raise it when the same options and inputs give another result.
         takes: artifact kinds that it accepts.
         makes: the artifact kind that it produces.
-        needs: any of `data`, `labels`, `teacher`, `dialect`.
+        needs: any of `data`, `training` (samples to train on), `labels`, `teacher`, `dialect`, and `original`:
+            a teacher where the user gave one, else the model as it came in (of the kind that the stage takes).
         libraries: distributions whose versions are part of the cache key.
 
     A stage that makes a graph of a precision says which in `precision`: the plan refuses it for devices without it.

@@ -7,6 +7,7 @@ Layout under the root (`$EDGEKIT_HOME`, else `$XDG_CACHE_HOME/edgekit`, else `~/
     artifacts/ab/.new-...                being written; never read; removed when its writer is gone
     records/ab/abcd....json              cache key -> JSON record that names an artifact
     scratch/<key>/                       checkpoints of a stage: survive a kill, never published
+    shared/<name>/                       what several stages can use (training samples as arrays), named by content
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Store:
     def __init__(self, root: Path | None = None) -> None:
         self.root = root or default_root()
         try:
-            for name in ("artifacts", "records", "scratch", "locks"):
+            for name in ("artifacts", "records", "scratch", "shared", "locks"):
                 (self.root / name).mkdir(parents=True, exist_ok=True)
             self._alive = open(self.root / "locks" / "alive", "a")  # noqa: SIM115 - held for the store's life
         except OSError as error:
@@ -201,6 +202,11 @@ class Store:
         path = self.root / "scratch" / key
         path.mkdir(exist_ok=True)
         return path
+
+    @property
+    def shared(self) -> Path:
+        """The folder for what several stages can use; `cache prune` empties it."""
+        return self.root / "shared"
 
     def forget_scratch(self, key: str) -> None:
         """Remove the checkpoints of finished work."""

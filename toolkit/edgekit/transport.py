@@ -13,6 +13,7 @@ from edgekit.errors import UsageError, did_you_mean
 TRANSPORTS = {
     "local": "edgekit.transports.local:LocalTransport",
     "ssh": "edgekit.transports.ssh:SshTransport",
+    "emulated-aarch64": "edgekit.transports.emulated:EmulatedTransport",
 }
 """URL scheme -> `module:Class`. Adding a transport is one file and one line here."""
 
@@ -61,7 +62,7 @@ class Transport(Protocol):
 
 
 def open_transport(url: str) -> Transport:
-    """Return the transport of a target URL (`local`, `ssh://user@host[:port]`), not yet connected."""
+    """Return the transport of a URL (`local`, `ssh://user@host[:port]`, `emulated-aarch64`), not yet connected."""
     scheme = url.partition("://")[0]
     if scheme not in TRANSPORTS:
         raise UsageError(f"unknown target '{url}'", remedy=did_you_mean(scheme, list(TRANSPORTS)))

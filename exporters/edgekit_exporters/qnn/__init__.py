@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -21,6 +21,10 @@ from edgekit.profile import Profile
 from edgekit_exporters.qnn.context import BINARY, CONTEXT, Context, RefusedError, is_installed
 from edgekit_exporters.qnn.desk import Desk, options_of, soc_of, write_fixed
 from edgekit_exporters.qnn.lint import NOT_COMPILED, compile_findings, fallback_findings, lint, not_compiled
+
+if TYPE_CHECKING:
+    from edgekit.graphs.forecast import Forecast
+    from edgekit.graphs.roofline import Protocol
 
 __all__ = ["EXPORTER", "NOT_COMPILED", "QnnExporter"]
 
@@ -109,9 +113,14 @@ class QnnExporter:
         return facts
 
     def estimate(self, artifact: Artifact, folder: Path, profile: Profile) -> tuple[Figure, ...]:
-        """Predict the latency: Qualcomm's own estimate where its compiler has one, else the profile's roofline."""
+        """Predict latency and memory; see `forecast`."""
+        return self.forecast(artifact, folder, profile).figures
+
+    def forecast(self, artifact: Artifact, folder: Path, profile: Profile, *, protocol: Protocol = "graph") -> Forecast:
+        """Predict the latency by Qualcomm's own estimate, else the profile's roofline; there is one way to start a run."""
         from edgekit_exporters.qnn.latency import predict
 
+        del protocol
         return predict(self._desk, artifact, folder, profile, compiles=self._why_not(profile) is None)
 
     def _why_not(self, profile: Profile) -> str | None:

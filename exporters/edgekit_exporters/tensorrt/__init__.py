@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from edgekit.artifact import MAIN, Artifact
 from edgekit.budget import Figure
 from edgekit.dialect import Dialect
 from edgekit.events import Finding
-from edgekit.exporter import StageSpec
+from edgekit.exporter import Placed, StageSpec
 from edgekit.profile import Profile
+
+if TYPE_CHECKING:
+    from edgekit.graphs.forecast import Forecast
+    from edgekit.graphs.roofline import Protocol
 
 BUILD = "build.json"
 
@@ -56,6 +61,15 @@ class TensorRTExporter:
 
         return lint(artifact, folder, profile)
 
+    def place(
+        self, artifact: Artifact, folder: Path, profile: Profile, findings: Sequence[Finding]
+    ) -> tuple[Placed, ...]:
+        """Say which nodes run on the GPU, which on the DLA (when the profile asks for it), and which nowhere."""
+        from edgekit.graphs.rules import Subject
+        from edgekit_exporters.tensorrt.placement import place
+
+        return place(Subject(artifact, folder, profile, "trt"), findings)
+
     def compile(self, artifact: Artifact, folder: Path, profile: Profile, out: Path) -> dict[str, Any]:
         """Write `model.onnx`, from which the device builds its engine, and `build.json` with the commands that do."""
         from edgekit.graphs.edit import load_model, save_model
@@ -78,12 +92,18 @@ class TensorRTExporter:
         return facts | ({"shapes": shapes} if shapes else {})
 
     def estimate(self, artifact: Artifact, folder: Path, profile: Profile) -> tuple[Figure, ...]:
-        """Predict the latency with the profile's roofline."""
+        """Predict latency and memory with the profile's roofline."""
+        return self.forecast(artifact, folder, profile).figures
+
+    def forecast(self, artifact: Artifact, folder: Path, profile: Profile, *, protocol: Protocol = "graph") -> Forecast:
+        """Predict with the profile's roofline, kernel by kernel."""
         from edgekit.graphs.cost import cost_of
-        from edgekit.graphs.roofline import predict_latency
+        from edgekit.graphs.forecast import forecast
+        from edgekit.graphs.fusion import TENSORRT
         from edgekit.graphs.rules import usual_shapes
 
-        return (predict_latency(cost_of(folder / MAIN, usual_shapes(artifact)), profile),)
+        cost = cost_of(folder / MAIN, usual_shapes(artifact))
+        return forecast(cost, profile, rules=TENSORRT, protocol=protocol)
 
 
 EXPORTER = TensorRTExporter()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgekit.artifact import Artifact
 from edgekit.events import Finding
-from edgekit.graphs.edit import GraphIndex, graphs_in, is_standard
+from edgekit.graphs.edit import is_standard
 from edgekit.graphs.rules import (
     Subject,
     domain_findings,
@@ -23,6 +23,9 @@ from edgekit.graphs.rules import (
 from edgekit.graphs.storage import value_of
 from edgekit.profile import Profile
 from edgekit_exporters.tensorrt.dla import dla_findings
+from edgekit_exporters.tensorrt.fusions import fusion_findings
+from edgekit_exporters.tensorrt.placement import place
+from edgekit_exporters.tensorrt.quantized import REQUANTIZE, quantization_findings
 from edgekit_exporters.tensorrt.rtx import check_with_rtx, is_installed
 
 if TYPE_CHECKING:
@@ -38,10 +41,9 @@ UNSUPPORTED = frozenset(
 )
 """Standard operators that the parser of TensorRT-RTX 1.7 does not know (asked of it one by one)."""
 
-KNOWN_FOREIGN = frozenset({"MatMulNBits", "GroupQueryAttention", "RotaryEmbedding", "SkipSimplifiedLayerNormalization"})
-"""Operators of com.microsoft that its parser knows."""
+KNOWN_FOREIGN = frozenset({"GroupQueryAttention", "RotaryEmbedding", "SkipSimplifiedLayerNormalization"})
+"""Operators of com.microsoft that its parser knows. MatMulNBits it knows by name only: it has no kernels for it."""
 
-_PAIRS = ("QuantizeLinear", "DequantizeLinear")
 _REFUSED_TYPES = {
     "STRING": "TensorRT has no strings",
     "DOUBLE": "TensorRT has no float64",
@@ -49,9 +51,11 @@ _REFUSED_TYPES = {
     "FLOAT8": "Orin has no FP8 units",
     "FLOAT4": "Orin has no FP4 units",
     "BFLOAT16": "the GPU of Orin computes it, but float16 is what engines are built for here",
+    "INT16": "TensorRT has no 16-bit integers",
+    "UINT16": "TensorRT has no 16-bit integers",
+    "UINT4": "TensorRT takes 4-bit weights as signed int4 only",
 }
 _INT32 = np.iinfo(np.int32)
-_REQUANTIZE = "Quantize the float model for this profile: edgekit build MODEL --profile NAME --recipe int8 --data DIR"
 
 
 def lint(artifact: Artifact, folder: Path, profile: Profile) -> list[Finding]:
@@ -60,13 +64,14 @@ def lint(artifact: Artifact, folder: Path, profile: Profile) -> list[Finding]:
     found = version_findings(subject) + rank_findings(subject)
     found += domain_findings(subject, KNOWN_FOREIGN) + list(_operators(subject))
     found += type_findings(subject, _REFUSED_TYPES)
-    found += list(_quantization(subject))
+    found += list(quantization_findings(subject))
     if not profile.graph.int64:
         found += list(_wide_integers(subject))
     found += shape_findings(subject, "an engine is built for a range of shapes, and none is given")
     settings = profile.settings.get("tensorrt", {})
+    found += list(fusion_findings(subject))
     if settings.get("dla", False):
-        found += dla_findings(subject)
+        found += dla_findings(subject, place(subject, found))
     how = settings.get("rtx_check", "parse")
     if how != "off" and is_installed():
         found += check_with_rtx(folder / "model.onnx", build=how == "build")
@@ -78,7 +83,7 @@ def _operators(subject: Subject) -> Iterator[Finding]:
         if is_standard(node, *UNSUPPORTED):
             text = f"node '{node.name}': TensorRT has no {node.op_type}"
             quantized = node.op_type.startswith("QLinear") or node.op_type.endswith(("Integer", "QuantizeLinear"))
-            remedy = _REQUANTIZE if quantized else "Export the model without it."
+            remedy = REQUANTIZE if quantized else "Export the model without it."
             yield subject.finding("error", "operator", node.name, text, remedy)
         elif is_standard(node, "If", "Loop", "Scan"):
             text = f"node '{node.name}' ({node.op_type}) keeps the engine from being captured in a CUDA graph"
@@ -86,63 +91,6 @@ def _operators(subject: Subject) -> Iterator[Finding]:
         elif is_standard(node, "NonZero", "NonMaxSuppression"):
             text = f"node '{node.name}' ({node.op_type}) makes shapes that depend on data: the engine waits for them"
             yield subject.finding("note", "data-dependent", node.name, text, "Do this step outside the network.")
-
-
-def _quantization(subject: Subject) -> Iterator[Finding]:
-    import onnx
-
-    for graph in graphs_in(subject.model.graph):
-        index = GraphIndex(graph, subject.folder)
-        kinds = _kinds(index)
-        for node in graph.node:
-            if not is_standard(node, *_PAIRS):
-                continue
-            zero_point = index.value(node.input[2]) if len(node.input) > 2 and node.input[2] else None  # noqa: PLR2004
-            stored = index.constant(node.input[0])
-            kind = kinds.get(node.output[0] if node.op_type == "QuantizeLinear" else node.input[0], "")
-            if stored is not None and node.op_type == "DequantizeLinear":
-                kind = onnx.TensorProto.DataType.Name(stored.data_type).lower()
-            elif zero_point is not None:
-                kind = zero_point.dtype.name
-            yield from _pair(subject, node, kind or "uint8", zero_point, is_weight=stored is not None)
-            scale = index.constant(node.input[1])
-            if scale is not None and scale.data_type == onnx.TensorProto.FLOAT16:
-                text = (
-                    f"node '{node.name}': its scale is float16, which fails on Orin (TensorRT 10.16); float32 is needed"
-                )
-                yield subject.finding("error", "half-scale", node.name, text, _REQUANTIZE)
-
-
-def _kinds(index: GraphIndex) -> dict[str, str]:
-    """Return the integer type of every quantized tensor: that of its QuantizeLinear's zero point, uint8 without one."""
-    kinds = {}
-    for node in index.graph.node:
-        if is_standard(node, "QuantizeLinear"):
-            point = index.value(node.input[2]) if len(node.input) > 2 and node.input[2] else None  # noqa: PLR2004
-            kinds[node.output[0]] = "uint8" if point is None else point.dtype.name
-    return kinds
-
-
-def _pair(subject: Subject, node: onnx.NodeProto, kind: str, zero_point: Any, *, is_weight: bool) -> Iterator[Finding]:
-    """Check one Q or DQ node."""
-    what = "weight" if is_weight else "activation"
-    shifted = zero_point is not None and bool(np.any(zero_point))
-    if shifted:
-        values = np.unique(zero_point)
-        shown = str(int(values[0])) if values.size == 1 else f"{int(values.min())}..{int(values.max())}"
-        text = (
-            f"node '{node.name}': zero_point {shown} ({kind}); TensorRT takes only symmetric quantization, zero point 0"
-        )
-        yield subject.finding("error", "asymmetric", node.name, text, _REQUANTIZE)
-    elif kind == "uint8":
-        text = f"node '{node.name}': a uint8 {what} is read as int8, so values above 127 would saturate"
-        yield subject.finding("error", "uint8", node.name, text, _REQUANTIZE)
-    if kind == "int32":
-        text = f"node '{node.name}': dequantizes an int32 bias, which TensorRT refuses; biases stay float32"
-        yield subject.finding("error", "int32-bias", node.name, text, _REQUANTIZE)
-    if kind in {"int16", "uint16"}:
-        text = f"node '{node.name}': a {kind} {what}; TensorRT quantizes to 8 bits"
-        yield subject.finding("error", "16-bit", node.name, text, _REQUANTIZE)
 
 
 def _wide_integers(subject: Subject) -> Iterator[Finding]:

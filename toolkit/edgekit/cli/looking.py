@@ -46,21 +46,26 @@ def inspect(model: str, as_json: bool, **options: Any) -> int:
 @click.option("--profile", metavar="NAME", required=True, help="The device.")
 @click.option("--weights", metavar="FILE", help="A safetensors file for a python: model.")
 @click.option("--shape", multiple=True, metavar="x=MIN/OPT/MAX", help="Fix or bound an input's shape: x=1x3x224x224.")
+@click.option(
+    "--protocol",
+    type=click.Choice(["graph", "plain"]),
+    default="graph",
+    help="On a GPU: kernels started at once as a CUDA graph (as the runner measures), or one by one.",
+)
 @json_option
 def predict(model: str, as_json: bool, **options: Any) -> int:
-    """Predict latency of MODEL as it is on a device, with an interval. Nothing is measured."""
+    """Predict latency and memory of MODEL as it is on a device, with an interval. Nothing is measured."""
     from edgekit.cli.printing import console_for_stdout, print_json, rows_table
     from edgekit.predict import predict as run_predict
-    from edgekit.report import shown
+    from edgekit.predict import tables, to_dict
 
-    figures = run_predict(model, **options)
+    found = run_predict(model, **options)
     if as_json:
-        print_json({"status": "pass", "exit": 0, "error": None, "figures": figures})
+        print_json({"status": "pass", "exit": 0, "error": None, **to_dict(found)})
         return 0
-    rows = [
-        (f.name, shown(f.value, f.unit), f"{shown(f.low, f.unit)} .. {shown(f.high, f.unit)}", f.on) for f in figures
-    ]
-    console_for_stdout().print(rows_table("predicted", ("figure", "value", "90 % interval", "by"), rows))
+    console = console_for_stdout()
+    for title, headings, rows in tables(found):
+        console.print(rows_table(title, headings, rows))
     return 0
 
 

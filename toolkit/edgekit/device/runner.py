@@ -21,7 +21,8 @@ It imports nothing of edgekit. A job is a JSON object; paths in it are relative 
     expected   golden: the .npz files of expected outputs, one per input file, same layout
     tolerance  golden: {"absolute": a, "relative": r}: |found - expected| <= a + r * |expected| for floating point;
                integers, booleans and strings must be equal
-    runs       measure: timed runs at least (100); max_seconds (600) and min_seconds (1) for all of them
+    runs       measure: timed runs at least (100); max_seconds (600) and min_seconds (1) for all of them; then
+               energy_seconds (0) of runs beside tegrastats, and sustained (0) seconds of runs without a pause
     result     where the result goes: a JSON object, written whole or not at all
 
 Exit status: 0 done, 1 an error that the result tells ({"error": {"kind", "text", "remedy"}}), 2 no usable job.
@@ -37,15 +38,17 @@ import zipfile
 from typing import Any, Dict
 
 if __package__:  # imported by a test or read by a type checker
-    from . import arrays, engine_ort, engine_qnn, engine_trt, latency, machine
+    from . import arrays, endurance, engine_ort, engine_qnn, engine_trt, latency, machine, power
 else:  # started as a program, its siblings beside it
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import arrays  # type: ignore[import-not-found,no-redef]
+    import endurance  # type: ignore[import-not-found,no-redef]
     import engine_ort  # type: ignore[import-not-found,no-redef]
     import engine_qnn  # type: ignore[import-not-found,no-redef]
     import engine_trt  # type: ignore[import-not-found,no-redef]
     import latency  # type: ignore[import-not-found,no-redef]
     import machine  # type: ignore[import-not-found,no-redef]
+    import power  # type: ignore[import-not-found,no-redef]
 
 SCHEMA = 1
 _EPS = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -255,6 +258,11 @@ def _time(job: Dict[str, Any], folder: str, feed: Dict[str, Any], runs: int) -> 
     warmup, timed = latency.collect(
         lambda: engine.run(ready), runs, float(job.get("max_seconds", 600)), float(job.get("min_seconds", 1))
     )
+    more = {}  # type: Dict[str, Any]
+    if job.get("energy_seconds"):
+        more["energy"] = power.measure_energy(lambda: engine.run(ready), float(job["energy_seconds"]))
+    if job.get("sustained"):
+        more["sustained"] = endurance.sustain(lambda: engine.run(ready), float(job["sustained"]), machine.state)
     peak = machine.peak_bytes()
     growth = None if peak is None or baseline is None else max(peak - baseline, 0)
     return {
@@ -265,6 +273,7 @@ def _time(job: Dict[str, Any], folder: str, feed: Dict[str, Any], runs: int) -> 
         "series_ms": [round(value, 6) for value in timed],
         "machine": {"before": before, "after": machine.state()},
         "memory": {"peak": peak, "baseline": baseline, "growth": growth, "host_only": engine.accelerated},
+        **more,
     }
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from edgekit.data import Feed, Samples
 from edgekit.errors import InputError
 from edgekit.graphs.edit import load_model
+from edgekit.graphs.padding import visible
 from edgekit.graphs.sessions import node_in, short
 from edgekit.graphs.storage import tensor_bytes
 from edgekit.numerics.output_distance import OutputDistance
@@ -237,19 +238,20 @@ class Reference:
     def distances(self, session: Any) -> dict[str, OutputDistance]:
         """Run another graph on the same samples and return the distance of each output.
 
-        A graph that fails on a sample that the original runs gives outputs that have no value there.
+        Tokens that an `attention_mask` hides do not count. A graph that fails on a sample that the original runs gives
+        outputs that have no value there.
         """
         found: dict[str, OutputDistance] = {}
         for index in self.indices:
-            expected, sample = self.outputs(index), self._samples.ids[index]
+            feed, expected, sample = self._samples.sample(index), self.outputs(index), self._samples.ids[index]
             try:
-                outputs = run(session, self._samples.sample(index), sample=sample)
+                outputs = run(session, feed, sample=sample)
             except InputError as error:
                 for name in expected:
-                    found.setdefault(
-                        name, OutputDistance()
-                    ).incomparable = f"it has no value for {sample}: {error.text}"
+                    fault = f"it has no value for {sample}: {error.text}"
+                    found.setdefault(name, OutputDistance()).incomparable = fault
                 break
             for name, reference in expected.items():
-                found.setdefault(name, OutputDistance()).add(np.asarray(reference), np.asarray(outputs[name]))
+                both = (visible(feed, np.asarray(values)) for values in (reference, outputs[name]))
+                found.setdefault(name, OutputDistance()).add(*both)
         return found

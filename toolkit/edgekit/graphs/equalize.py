@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from edgekit.graphs.calibrate import Reference, open_graph, run
+from edgekit.graphs.calibrate import Reference, open_graph, run, spread
 from edgekit.graphs.edit import GraphIndex, attribute_of, is_standard, sort_nodes
 from edgekit.graphs.padding import shown
-from edgekit.numerics.equalize import Equalized, Floats, equalize
+from edgekit.numerics.equalize import Equalized, Floats, Places, equalize
 
 if TYPE_CHECKING:
     import onnx
@@ -23,8 +23,14 @@ if TYPE_CHECKING:
 LEAST_SHARE = 0.01
 """Share of the whole error that a multiplication must save: each costs a pass over its activation."""
 
+MOST_WORK = 4_000_000_000_000
+"""Multiply-accumulates of the runs that find each site's share of the error: large models take fewer samples."""
+
 MOST_ROWS = 64
 """Rows of one sample whose outputs are compared, spread evenly."""
+
+MOST_AT_ONCE = 64 << 20
+"""Bytes of activations that are kept while factors are searched."""
 
 _MATRIX = 2
 _NORMS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization")
@@ -118,8 +124,9 @@ class Equalizer:
         sites = [site for site in find_sites(self.model, self.folder) if site.norm is not None or self.insert]
         if not sites:
             return []
-        found = self._search(sites)
-        noises = self._noises(sites)
+        groups, work = self._groups(sites)
+        found = self._search(groups)
+        noises = self._noises(sites, MOST_WORK // max(work * len(sites), 1))
         total = sum(noises) or 1.0
         told = []
         for site, factors, noise in zip(sites, found, noises, strict=True):
@@ -142,34 +149,71 @@ class Equalizer:
         sort_nodes(self.model.graph)
         return told
 
-    def _search(self, sites: Sequence[Site]) -> list[Equalized]:
+    def _search(self, groups: Sequence[Sequence[Site]]) -> list[Equalized]:
         index = GraphIndex(self.model.graph, self.folder)
-        found = []
-        for number, site in enumerate(sites):
-            self.tell(number, len(sites))
-            session = open_graph(self.model, self.folder, threads=self.threads, extra_outputs=[site.tensor])
-            inputs, judged = [], []
+        found: list[Equalized] = []
+        for group in groups:
+            names = [site.tensor for site in group]
+            session = open_graph(self.model, self.folder, threads=self.threads, extra_outputs=names)
+            inputs: dict[str, list[Floats]] = {name: [] for name in names}
+            judged: dict[str, list[Places]] = {name: [] for name in names}
             for i in self.indices:
                 feed = self.samples.sample(i)
-                x = np.asarray(run(session, feed, sample=self.samples.ids[i])[site.tensor], np.float32)
-                if not x.size:
-                    continue
-                mask = shown(feed, x.shape)
-                inputs.append(x.reshape(-1, x.shape[-1]))
-                rows = np.arange(len(inputs[-1])) if mask is None else np.flatnonzero(mask)
-                judged.append(rows[:: -(-len(rows) // MOST_ROWS)])
-            found.append(equalize(inputs, [matrix(node, index) for node in site.readers], judged=judged))
+                outputs = run(session, feed, sample=self.samples.ids[i])
+                for name in names:
+                    x = np.asarray(outputs[name], np.float32)
+                    if not x.size:
+                        continue
+                    mask = shown(feed, x.shape)
+                    inputs[name].append(x.reshape(-1, x.shape[-1]))
+                    rows = np.arange(len(inputs[name][-1])) if mask is None else np.flatnonzero(mask)
+                    judged[name].append(rows[:: -(-len(rows) // MOST_ROWS)])
+            for site in group:
+                self.tell(len(found), sum(map(len, groups)))
+                weights = [matrix(node, index) for node in site.readers]
+                found.append(equalize(inputs.pop(site.tensor), weights, judged=judged[site.tensor]))
         return found
 
-    def _noises(self, sites: Sequence[Site]) -> list[float]:
-        """Return the relative error of the worst output when one site alone is put on a grid at run time."""
-        reference = Reference(
-            open_graph(self.model, self.folder, threads=self.threads), self.samples, list(self.indices)
-        )
-        found = []
+    def _groups(self, sites: Sequence[Site]) -> tuple[list[list[Site]], int]:
+        """Split sites so that the activations of one group, of all samples together, stay small.
+
+        Also returns the multiply-accumulates of the sites' products for one sample.
+        """
+        index = GraphIndex(self.model.graph, self.folder)
+        work = 0
+        names = [site.tensor for site in sites]
+        session = open_graph(self.model, self.folder, threads=self.threads, extra_outputs=names)
+        first = run(session, self.samples.sample(self.indices[0]), sample=self.samples.ids[self.indices[0]])
+        groups: list[list[Site]] = [[]]
+        room = MOST_AT_ONCE
         for site in sites:
-            session = open_graph(_with_grid(self.model, site), self.folder, threads=self.threads)
-            distances = reference.distances(session).values()
+            x = np.asarray(first[site.tensor])
+            outputs = sum(matrix(node, index).shape[1] for node in site.readers)
+            work += x.size * outputs
+            size = x.nbytes * len(self.indices)
+            if size > room and groups[-1]:
+                groups.append([])
+                room = MOST_AT_ONCE
+            groups[-1].append(site)
+            room -= size
+        return groups, work
+
+    def _noises(self, sites: Sequence[Site], most: int) -> list[float]:
+        """Return the relative error of the worst output when one site alone is put on a grid at run time.
+
+        `most` samples are used; where not even one can be afforded, all sites count the same.
+        """
+        if not most:
+            return [1.0] * len(sites)
+        indices = [self.indices[place] for place in spread(len(self.indices), most)]
+        reference = Reference(open_graph(self.model, self.folder, threads=self.threads), self.samples, indices)
+        model, switches = _with_grids(self.model, sites)
+        session = open_graph(model, self.folder, threads=self.threads)
+        found = []
+        for number in range(len(sites)):
+            self.tell(number, len(sites))
+            chosen = {name: np.array(place == number) for place, name in enumerate(switches)}
+            distances = reference.distances(_Switched(session, chosen)).values()
             found.append(max((d.noise / d.signal for d in distances if d.signal > 0), default=0.0))
         return found
 
@@ -204,20 +248,48 @@ def _tensor(values: npt.NDArray[np.floating], name: str) -> onnx.TensorProto:
     return onnx.numpy_helper.from_array(np.ascontiguousarray(values, np.float32), name)
 
 
-def _with_grid(model: onnx.ModelProto, site: Site) -> onnx.ModelProto:
-    """Return the graph with one tensor on a grid of its own range, for its products alone."""
-    from onnx import helper
+@dataclass(frozen=True)
+class _Switched:
+    """A session with some inputs that stay the same for every sample."""
+
+    session: Any
+    fixed: dict[str, npt.NDArray[np.bool_]]
+
+    def run(self, names: Sequence[str], feed: dict[str, Any]) -> Any:
+        return self.session.run(names, {**feed, **self.fixed})
+
+    def get_inputs(self) -> Any:
+        return [item for item in self.session.get_inputs() if item.name not in self.fixed]
+
+    def get_outputs(self) -> Any:
+        return self.session.get_outputs()
+
+
+def _with_grids(model: onnx.ModelProto, sites: Sequence[Site]) -> tuple[onnx.ModelProto, list[str]]:
+    """Return the graph with a switch a site, whose products then read their tensor on a grid of its own range."""
+    from onnx import TensorProto, helper
 
     made = type(model)()
     made.CopyFrom(model)
-    integers = GraphIndex(made.graph).fresh_name(site.tensor + "_on_grid")
-    outputs = [integers, integers + "_scale", integers + "_zero_point"]
-    result = integers + "_float"
-    names = {node.name for node in site.readers}
+    index = GraphIndex(made.graph)
+    switches: list[str] = []
+    places: dict[tuple[str, str], str] = {}
+    for site in sites:
+        integers = index.fresh_name(site.tensor + "_on_grid")
+        outputs = [integers, integers + "_scale", integers + "_zero_point"]
+        floats, switch, read = integers + "_float", integers + "_switch", integers + "_read"
+        switches.append(switch)
+        places |= {(node.name, site.tensor): read for node in site.readers}
+        made.graph.input.append(helper.make_tensor_value_info(switch, TensorProto.BOOL, []))
+        made.graph.node.extend(
+            [
+                helper.make_node("DynamicQuantizeLinear", [site.tensor], outputs),
+                helper.make_node("DequantizeLinear", outputs, [floats]),
+                helper.make_node("Where", [switch, floats, site.tensor], [read]),
+            ]
+        )
     for node in made.graph.node:
-        if node.name in names and node.input[0] == site.tensor:
-            node.input[0] = result
-    made.graph.node.append(helper.make_node("DynamicQuantizeLinear", [site.tensor], outputs))
-    made.graph.node.append(helper.make_node("DequantizeLinear", outputs, [result]))
+        if node.input and (node.name, node.input[0]) in places:
+            node.input[0] = places[node.name, node.input[0]]
     sort_nodes(made.graph)
-    return made
+    return made, switches

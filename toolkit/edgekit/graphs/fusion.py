@@ -1,13 +1,35 @@
-"""Which nodes run as one kernel: a convolution and its activation, chains of pointwise operators, Q and DQ."""
+"""Which nodes run as one kernel: a convolution and its activation, chains of pointwise operators, Q and DQ.
+
+What holds for every runtime stands in `fuse`; what only some do stands in `Rules`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from edgekit.graphs.attention import find_attention
 from edgekit.graphs.cost import Cost, Row
 
-_COMPUTE = frozenset({"compute", "depthwise", "grouped"})
+COMPUTE = frozenset({"compute", "depthwise", "grouped"})
+"""Kinds of rows that do multiply-accumulates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a runtime fuses beyond pointwise operators.
+
+    Attributes:
+        attention: products of queries and keys, their softmax and the product with the values are one kernel, and so
+            are the transpositions around them; the scores are never written.
+    """
+
+    attention: bool = False
+
+
+ONNXRUNTIME = Rules()
+TENSORRT = Rules(attention=True)
 
 
 @dataclass
@@ -18,45 +40,56 @@ class Group:
         rows: in execution order; the first gives the group its kind.
         read_bytes: bytes read from outside: activations of other groups and weights.
         written_bytes: bytes that other groups or the model's outputs need.
+        reads: names of the activations read from outside, views seen through.
+        writes: names of what is written.
+        whole: nothing more may join it.
     """
 
     rows: list[Row] = field(default_factory=list)
     read_bytes: int = 0
     written_bytes: int = 0
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    whole: bool = False
 
 
-def fuse(cost: Cost) -> list[Group]:
+def fuse(cost: Cost, rules: Rules = ONNXRUNTIME) -> list[Group]:
     """Group a model's rows as its runtime would run them.
 
-    Pointwise rows and QuantizeLinear join the group that makes their latest input when sizes agree; views and
-    DequantizeLinear cost nothing, because their readers see through them. What a fused group makes for itself is
-    neither read nor written.
+    Pointwise rows (activations, the sum of a residual branch, a batch norm that was not folded) and QuantizeLinear
+    join the group that makes their latest input when sizes agree; views and DequantizeLinear cost nothing, because
+    their readers see through them. What a fused group makes for itself is neither read nor written.
     """
-    alias = _aliases(cost)
+    alias = aliases(cost)
+    together = find_attention(cost.rows, alias, cost.outputs) if rules.attention else {}
     owner: dict[str, int] = {}
     groups: list[Group] = []
-    for row in cost.rows:
-        if _is_free(row, cost):
+    started: dict[int, int] = {}
+    for at, row in enumerate(cost.rows):
+        if is_free(row, cost):
             continue
-        index = _joined(row, cost, alias, owner, groups)
+        index = started.get(together[at]) if at in together else _joined(row, cost, alias, owner, groups)
         if index is None:
-            groups.append(Group())
+            groups.append(Group(whole=at in together))
             index = len(groups) - 1
+        if at in together:
+            started[together[at]] = index
         groups[index].rows.append(row)
         owner.update(dict.fromkeys(row.writes, index))
     _count_bytes(groups, cost, alias, owner)
     return groups
 
 
-def _is_free(row: Row, cost: Cost) -> bool:
+def is_free(row: Row, cost: Cost) -> bool:
+    """Tell whether a row moves nothing: its readers see through it."""
     return row.kind == "view" or (row.op == "DequantizeLinear" and not set(row.writes) & set(cost.outputs))
 
 
-def _aliases(cost: Cost) -> dict[str, str]:
+def aliases(cost: Cost) -> dict[str, str]:
     """Map what views and DequantizeLinear make to the tensor whose bytes they show."""
     alias: dict[str, str] = {}
     for row in cost.rows:
-        if _is_free(row, cost) and row.reads:
+        if is_free(row, cost) and row.reads:
             source = row.reads[0]
             alias.update(dict.fromkeys(row.writes, alias.get(source, source)))
     return alias
@@ -69,27 +102,22 @@ def _joined(row: Row, cost: Cost, alias: dict[str, str], owner: dict[str, int], 
     if not makers:
         return None
     index, name = max(makers)
+    if groups[index].whole:
+        return None
     kind = groups[index].rows[0].kind
     if row.op == "QuantizeLinear":
         return index
-    elements = max((_elements(shape) for shape in row.output_shapes), default=0)
+    elements = max((math.prod(shape) for shape in row.output_shapes), default=0)
     made = next(
         (
-            _elements(shape)
+            math.prod(shape)
             for item in groups[index].rows
             for n, shape in zip(item.writes, item.output_shapes, strict=True)
             if n == name
         ),
         0,
     )
-    return index if (kind in _COMPUTE or kind == "elementwise") and made == elements and cost.sizes.get(name) else None
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for dim in shape:
-        count *= dim
-    return count
+    return index if (kind in COMPUTE or kind == "elementwise") and made == elements and cost.sizes.get(name) else None
 
 
 def _count_bytes(groups: list[Group], cost: Cost, alias: dict[str, str], owner: dict[str, int]) -> None:
@@ -100,15 +128,17 @@ def _count_bytes(groups: list[Group], cost: Cost, alias: dict[str, str], owner: 
                 readers.setdefault(alias.get(read, read), set()).add(index)
     kept = {alias.get(name, name) for name in cost.outputs}
     for index, group in enumerate(groups):
-        outside: set[str] = set()
+        outside: dict[str, None] = {}
+        written: list[str] = []
         for row in group.rows:
-            names = {alias.get(read, read) for read in row.reads}
-            foreign = {name for name in names if owner.get(name) != index}
+            names = dict.fromkeys(alias.get(read, read) for read in row.reads)
+            foreign = [name for name in names if owner.get(name) != index]
             if len(group.rows) == 1 and row.kind == "other":
                 group.read_bytes += row.input_bytes + row.weight_reads
             else:
-                group.read_bytes += row.weight_reads + sum(cost.sizes.get(name, 0) for name in foreign - outside)
-            outside |= foreign
-            group.written_bytes += sum(
-                cost.sizes.get(name, 0) for name in row.writes if name in kept or readers.get(name, set()) - {index}
-            )
+                group.read_bytes += row.weight_reads
+                group.read_bytes += sum(cost.sizes.get(name, 0) for name in foreign if name not in outside)
+            outside.update(dict.fromkeys(foreign))
+            written += [name for name in row.writes if name in kept or readers.get(name, set()) - {index}]
+        group.written_bytes = sum(cost.sizes.get(name, 0) for name in written)
+        group.reads, group.writes = tuple(outside), tuple(written)

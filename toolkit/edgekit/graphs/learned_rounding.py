@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 MOST_COLUMNS = 512
 """Columns of one sample that enter the moments of a layer, spread evenly."""
 
+COLUMNS_AN_INPUT, LEAST_SAMPLES = 16, 64
+"""A layer's moments are settled after so many columns for each of its inputs and so many samples: no more are run."""
+
 LARGEST = 2048
 """Inputs of one output above which a product's weights stay as they are: the moments grow with the square."""
 
@@ -86,7 +89,7 @@ class Rounder:
     def learn(self) -> list[Learned]:
         """Round every product in graph order; return what each gained."""
         products = [product for product in find_products(self.source, self.quantized) if self._suits(product)]
-        indices = [*self.fit, *self.held]
+        indices = shuffled([*self.fit, *self.held])
         original, candidate = (
             Stepper(model, self.folder, self.samples, indices, threads=self.threads)
             for model in (self.source, self.quantized)
@@ -141,8 +144,9 @@ class Rounder:
     ) -> tuple[Moments, Moments]:
         node, fixed, held = product.node, self._fixed_bias(product), set(self.held)
         both = (Moments.empty(*shape), Moments.empty(*shape))
+        enough = COLUMNS_AN_INPUT * shape[2]
         pairs = zip(original.values(node.output[0]), candidate.values(product.read), strict=True)
-        for (index, y), (_, read) in pairs:
+        for seen, ((index, y), (_, read)) in enumerate(pairs, start=1):
             x = at_run_time(read) if product.dynamic else read
             left, right = input_columns(x, node, kernel), output_columns(y - _along(fixed, y, node), node)
             mask = shown(self.samples.sample(index), x.shape) if node.op_type != "Conv" else None
@@ -151,6 +155,8 @@ class Rounder:
             step = (left.shape[2] // MOST_COLUMNS) | 1
             start = index % step
             both[index in held].add(left[:, :, start::step], right[:, :, start::step])
+            if seen >= LEAST_SAMPLES and both[0].count + both[1].count >= enough and both[1].count:
+                break
         return both
 
     def _fixed_bias(self, product: Product) -> npt.NDArray[Any] | None:
@@ -159,6 +165,12 @@ class Rounder:
         if product.bias or len(node.input) <= _BIAS or not node.input[_BIAS]:
             return None
         return constant(self.source, node.input[_BIAS], self.folder)
+
+
+def shuffled(indices: Sequence[int]) -> list[int]:
+    """Return indices in an order that is always the same, in which every beginning is a fair sample."""
+    order = np.random.default_rng(0).permutation(len(indices))
+    return [indices[place] for place in order]
 
 
 def _along(bias: npt.NDArray[Any] | None, y: npt.NDArray[Any], node: onnx.NodeProto) -> npt.NDArray[Any] | np.float32:

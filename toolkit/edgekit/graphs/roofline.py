@@ -1,64 +1,121 @@
-"""A first latency from a device's data sheet: the roofline model (Williams, Waterman, Patterson 2009) per kernel."""
+"""A latency from a device's data sheet: the roofline model (Williams, Waterman, Patterson 2009) per fused kernel.
+
+A kernel takes the longer of its arithmetic and its memory traffic, and one launch:
+
+    seconds = max(operations / (peak x share x wave x tile), bytes / (bandwidth x share)) + launch
+
+Products are done in tiles, as many at a time as the device has units (multiprocessors): what is padded to whole tiles
+(`tile`) and whole rounds of units (`wave`) takes time and does nothing. Of the tile sizes the fastest counts, as a
+runtime that tries its kernels would choose; small tiles reach less of the peak. The shares are fitted, per family of
+devices: see docs/predict.md.
+"""
 
 from __future__ import annotations
 
-from edgekit.budget import Figure
-from edgekit.graphs.cost import Cost, Row
-from edgekit.graphs.fusion import Group, fuse
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from edgekit.graphs.fusion import Group
+from edgekit.graphs.work import KINDS, Numbers, Work, work_of
 from edgekit.profile import Profile
 
-_MS = 1e3
+Protocol = Literal["graph", "plain"]
+"""How a run is started: all kernels at once as a captured CUDA graph, or one by one. One and the same without a GPU."""
+
+TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (64, 32), (32, 32))
+"""Rows and columns of the tiles that GPU kernels for matrix units come in."""
+
+_LARGE_TILE = 128 * 128
+_DENSE = [KINDS.index("conv"), KINDS.index("matmul")]
+_INDEX = {kind: index for index, kind in enumerate(KINDS)}
 
 
-def predict_latency(cost: Cost, profile: Profile) -> Figure:
-    """Predict the median latency of one run.
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """What `seconds_of` needs to know of a device.
 
-    Every fused kernel takes the longer of its arithmetic (operations over the reached share of the peak for its type)
-    and its memory traffic (bytes over the reached share of the bandwidth), plus one launch.
-
-    Args:
-        cost: what the model costs, for the input shapes of the run.
-        profile: the device; `roofline.spread` gives the interval.
-
-    Returns:
-        `latency-p50` in ms, predicted. Its note is not empty when the work of some nodes is not known: then it is too
-        low, and decides nothing.
+    Attributes:
+        peaks: operations per second for each of `DTYPES`.
+        shares: reached share of the peak for each of `DTYPES`.
+        depthwise: reached share of the peak by depthwise convolutions, of whatever type.
+        grouped: the same for grouped ones.
+        vector: reached share of the fp32 peak by operations that are no multiply-accumulates.
+        bandwidth: reached bytes per second.
+        launch: seconds per kernel.
+        units: multiprocessors; 0 where work is not done in rounds of tiles.
+        small_tile: the share of the peak that tiles reach is their area over 128 x 128 to this power.
     """
-    seconds = sum(kernel_seconds(group, profile) for group in fuse(cost))
-    spread = profile.roofline.spread.value
-    missing = [*cost.uncounted, *cost.unshaped]
-    note = f"the work of {len(missing)} nodes is not known, first of '{missing[0]}'" if missing else ""
-    return Figure(
-        name="latency-p50",
-        value=seconds * _MS,
-        unit="ms",
-        provenance="predicted",
-        on=f"roofline of {profile.name}",
-        low=seconds * _MS / spread,
-        high=seconds * _MS * spread,
-        n=0,
-        note=note,
+
+    peaks: tuple[float, float, float]
+    shares: tuple[float, float, float]
+    depthwise: float
+    grouped: float
+    vector: float
+    bandwidth: float
+    launch: float
+    units: int = 0
+    small_tile: float = 0.0
+
+
+def constants_of(profile: Profile, protocol: Protocol = "graph") -> Constants:
+    """Return a profile's constants."""
+    compute, shares = profile.compute, profile.roofline
+    peaks = [(found or compute.fp32_tops).value for found in (compute.fp32_tops, compute.fp16_tops, compute.int8_tops)]
+    reached = [
+        shares.fp32.value,
+        shares.fp16.value if compute.fp16_tops else shares.fp32.value,
+        shares.int8.value if compute.int8_tops else shares.fp32.value,
+    ]
+    plain = protocol == "plain" and shares.launch_plain_us is not None
+    launch = shares.launch_plain_us if plain and shares.launch_plain_us else shares.launch_us
+    return Constants(
+        peaks=(peaks[0] * 1e12, peaks[1] * 1e12, peaks[2] * 1e12),
+        shares=(reached[0], reached[1], reached[2]),
+        depthwise=shares.depthwise.value,
+        grouped=shares.grouped.value,
+        vector=(shares.vector or shares.fp32).value,
+        bandwidth=profile.memory.bandwidth_gbs.value * 1e9 * shares.bandwidth.value,
+        launch=launch.value * 1e-6,
+        units=round(compute.units.value) if compute.units else 0,
+        small_tile=shares.small_tile.value if shares.small_tile else 0.0,
     )
 
 
-def kernel_seconds(group: Group, profile: Profile) -> float:
+def seconds_of(work: Work, known: Constants) -> Numbers:
+    """Return how long each kernel takes, its launch included."""
+    peak = np.array(known.peaks)[work.dtype]
+    rate = peak * np.array(known.shares)[work.dtype]
+    rate = np.where(work.kind == _INDEX["depthwise"], peak * known.depthwise, rate)
+    rate = np.where(work.kind == _INDEX["grouped"], peak * known.grouped, rate)
+    arithmetic = 2 * work.macs / rate
+    if known.units:
+        dense = np.isin(work.kind, _DENSE) & (work.macs > 0)
+        arithmetic = np.where(dense, arithmetic * _padding(work, known), arithmetic)
+    others = work.operations / (known.peaks[0] * known.vector)
+    arithmetic = np.maximum(arithmetic, others) if known.units else arithmetic + others
+    longest: Numbers = np.maximum(arithmetic, work.moved / known.bandwidth)
+    return longest + known.launch
+
+
+def _padding(work: Work, known: Constants) -> Numbers:
+    """Return how much longer products take than their multiply-accumulates say: whole tiles, whole rounds of units."""
+    best: Numbers = np.full(len(work), np.inf)
+    for height, width in TILES:
+        tiles = np.ceil(work.rows / height) * np.ceil(work.columns / width) * work.batch
+        done = np.ceil(tiles / known.units) * known.units * height * width
+        reached = min(1.0, (height * width / _LARGE_TILE) ** known.small_tile)
+        best = np.minimum(best, done / (work.batch * work.rows * work.columns * reached))
+    return best
+
+
+def kernel_seconds(group: Group, profile: Profile, protocol: Protocol = "graph") -> float:
     """Return how long one fused kernel takes, its launch included."""
-    arithmetic = sum(row.flops / reached_rate(row, profile) for row in group.rows)
-    bandwidth = profile.memory.bandwidth_gbs.value * 1e9 * profile.roofline.bandwidth.value
-    traffic = (group.read_bytes + group.written_bytes) / bandwidth
-    return max(arithmetic, traffic) + profile.roofline.launch_us.value * 1e-6
+    return float(seconds_of(work_of([group]), constants_of(profile, protocol))[0])
 
 
-def reached_rate(row: Row, profile: Profile) -> float:
-    """Return the operations per second that a row reaches: the peak for its type times the share that is reached."""
-    compute, shares = profile.compute, profile.roofline
-    peak, share = compute.fp32_tops, shares.fp32
-    if row.dtype in {"float16", "bfloat16", "int16"}:
-        peak, share = compute.fp16_tops or peak, shares.fp16
-    elif row.dtype in {"int8", "uint8"}:
-        peak, share = compute.int8_tops or peak, shares.int8
-    if row.kind == "depthwise":
-        share = shares.depthwise
-    elif row.kind == "grouped":
-        share = shares.grouped
-    return peak.value * 1e12 * share.value
+def shares_of(work: Work, seconds: Numbers) -> dict[str, float]:
+    """Return for each of `KINDS` its share of the time."""
+    total = float(seconds.sum()) or 1.0
+    return {kind: float(seconds[work.kind == index].sum()) / total for index, kind in enumerate(KINDS)}

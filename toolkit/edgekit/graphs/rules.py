@@ -58,7 +58,7 @@ def version_findings(subject: Subject) -> list[Finding]:
 def rank_findings(subject: Subject) -> list[Finding]:
     """Refuse nodes that read or make tensors of a rank above the device's."""
     limit = subject.profile.graph.max_rank
-    ranks = _ranks(subject)
+    ranks = {name: len(shape) for name, shape in shapes_of(subject).items()}
     found = []
     for node in subject.nodes:
         rank = max((ranks.get(name, 0) for name in (*node.input, *node.output)), default=0)
@@ -69,19 +69,24 @@ def rank_findings(subject: Subject) -> list[Finding]:
     return found
 
 
-def _ranks(subject: Subject) -> dict[str, int]:
+def shapes_of(subject: Subject) -> dict[str, tuple[int | str, ...]]:
+    """Return the shapes that are known of a model's tensors, open axes by name (empty when they have none)."""
     import onnx
 
     try:
         inferred = onnx.shape_inference.infer_shapes(subject.model, data_prop=True)
     except Exception:  # noqa: BLE001 - inference is a help here: what it cannot tell is not judged
         inferred = subject.model
-    ranks = {tensor.name: len(tensor.dims) for tensor in subject.model.graph.initializer}
+    shapes: dict[str, tuple[int | str, ...]] = {
+        tensor.name: tuple(tensor.dims) for tensor in subject.model.graph.initializer
+    }
     for graph in graphs_in(inferred.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
-            if value.type.tensor_type.HasField("shape"):
-                ranks[value.name] = len(value.type.tensor_type.shape.dim)
-    return ranks
+            kind = value.type.tensor_type
+            if kind.HasField("shape"):
+                sizes = (d.dim_value if d.HasField("dim_value") else d.dim_param for d in kind.shape.dim)
+                shapes[value.name] = tuple(sizes)
+    return shapes
 
 
 def domain_findings(subject: Subject, known: Iterable[str] = ()) -> list[Finding]:

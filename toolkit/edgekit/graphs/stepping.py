@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edgekit.graphs.calibrate import open_graph, run
-from edgekit.graphs.edit import drop_dead, reads
+from edgekit.graphs.edit import reads
 
 if TYPE_CHECKING:
     import onnx
@@ -89,18 +89,28 @@ class Stepper:
         wanted = [name for name in names if name not in start]
         if not wanted:
             return None
-        made = type(self.model)()
-        made.CopyFrom(self.model)
-        graph = made.graph
-        for i in range(len(graph.node) - 1, -1, -1):
-            if self._kept is not None and any(name in start for name in graph.node[i].output):
-                del graph.node[i]
-        if self._kept is not None:
-            del graph.input[:]
+        made = type(self.model)(ir_version=self.model.ir_version)
+        made.opset_import.extend(self.model.opset_import)
+        made.functions.extend(self.model.functions)
+        nodes, used = self._before(wanted, frozenset(start) if self._kept is not None else frozenset())
+        made.graph.name = self.model.graph.name
+        made.graph.node.extend(nodes)
+        made.graph.initializer.extend(tensor for tensor in self.model.graph.initializer if tensor.name in used)
+        if self._kept is None:
+            made.graph.input.extend(value for value in self.model.graph.input if value.name in used)
+        else:
             for name, array in start.items():
                 kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-                graph.input.append(helper.make_tensor_value_info(name, kind, [None] * array.ndim))
-        del graph.output[:]
-        graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
-        drop_dead(graph)
+                made.graph.input.append(helper.make_tensor_value_info(name, kind, [None] * array.ndim))
+        made.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
         return open_graph(made, self.folder, threads=self.threads)
+
+    def _before(self, wanted: Sequence[str], known: frozenset[str]) -> tuple[list[onnx.NodeProto], set[str]]:
+        """Return the nodes that make tensors from known ones, in graph order, and every name that they read."""
+        nodes, used = [], set(wanted)
+        for node in reversed(self.model.graph.node):
+            if used.isdisjoint(node.output) or not known.isdisjoint(node.output):
+                continue
+            nodes.append(node)
+            used.update(reads(node))
+        return nodes[::-1], used

@@ -115,13 +115,19 @@ def _planned(asked: _Asked, graph: Artifact) -> _Found:
         return (), (), [Finding(severity="warning", node="", rule="undecided", text=text, remedy=remedy)]
     chain, pipeline = _pipeline(asked, graph)
     decisions, findings = decide(chain, pipeline, graph)
+    if chain.training:
+        text = "the recipe's training was not run: the decisions are those for the model as it is"
+        findings.append(
+            Finding(severity="note", node="", rule="untrained", text=text, remedy="Build it to see the rest.")
+        )
     return tuple(chain.lines()), tuple(decisions), [*pipeline.findings, *findings]
 
 
 def _pipeline(asked: _Asked, graph: Artifact) -> tuple[Plan, Pipeline]:
     """Return what a build would do with a captured graph, and the surroundings of its stages."""
     exporter = load_exporter(asked.device.runtime)
-    given = Given(model=asked.model, kind="onnx", data=asked.data is not None, teacher=False)
+    kind = "onnx" if asked.model.endswith((".onnx", ".edgekit")) else "torch"
+    given = Given(model=asked.model, kind=kind, data=asked.data is not None, teacher=False)
     chain = make_plan(load_recipe(asked.recipe or asked.device.recipe), asked.device, exporter, given)
     samples = None
     if asked.data is not None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
-from edgekit.artifact import Artifact
+from edgekit.artifact import MAIN, Artifact
 from edgekit.errors import EdgekitError, UnsupportedError
 from edgekit.events import Finding, grouped
-from edgekit.exporter import load_exporter
+from edgekit.exporter import Placer, load_exporter
+from edgekit.inspect.placement import sums
 from edgekit.profile import Profile
 
 _KNOWN = ("opset", "ir", "producer", "domains", "quantized", "licence", "task", "labels")
@@ -36,6 +37,8 @@ def inspect_model(
         JSON values: `artifact` (its id), `facts` (opset, producer, ...), `graphs` (file -> inputs, outputs, nodes,
         operators, weights by type, and `cost` with `macs`, `flops`, `parameters`, `weight_bytes`, `activation_bytes`,
         `shapes`, `rows`; null when it cannot be counted, and then a finding says why), `profile` (its name or null),
+        `placement` (`units`: unit -> nodes, MACs and their share; `nodes`: each with the unit that it would run on and
+        why; null where the runtime has one unit only, or without a profile),
         `findings` (those of the artifact and what the profile's runtime would refuse or run badly).
 
     Raises:
@@ -51,13 +54,18 @@ def inspect_model(
         file: _describe(file, signature, folder, shapes, findings)
         for file, signature in artifact.facts["graphs"].items()
     }
+    placement = None
     if profile is not None:
-        findings += load_exporter(profile.runtime).lint(artifact, folder, profile)
+        exporter = load_exporter(profile.runtime)
+        findings += exporter.lint(artifact, folder, profile)
+        if isinstance(exporter, Placer):
+            placement = sums(exporter.place(artifact, folder, profile, findings), graphs[MAIN]["cost"])
     return {
         "artifact": artifact.id,
         "facts": {key: artifact.facts[key] for key in _KNOWN if artifact.facts.get(key) not in (None, [])},
         "graphs": graphs,
         "profile": None if profile is None else profile.name,
+        "placement": placement,
         "findings": msgspec.to_builtins(grouped(findings)),
     }
 

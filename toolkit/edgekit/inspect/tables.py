@@ -10,6 +10,7 @@ import msgspec
 
 from edgekit.events import Finding
 from edgekit.graphs.blame import Blame
+from edgekit.inspect import placement
 from edgekit.inspect.decide import Decided
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
@@ -59,6 +60,8 @@ class Report:
             yield "operators", ("operator", "nodes"), list(graph["operators"].items())
             if graph["cost"]:
                 yield from _cost_tables(graph["cost"])
+        if self.told["placement"]:
+            yield from placement.tables(self.told["placement"])
         if self.plan:
             yield "plan", ("stage",), [(line,) for line in self.plan]
         for found in self.decisions:

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.artifact import sha256_file
 from edgekit.errors import InputError, did_you_mean
+from edgekit.networks.changes import apply_changes
 from edgekit.networks.child import Tell
 from edgekit.networks.huggingface import licence_of
-from edgekit.networks.record import WEIGHTS, write_record
+from edgekit.networks.record import WEIGHTS, changes_of, write_record
 from edgekit.networks.sources import SOURCE, collect, copy_sources, local_roots, opened_files
 from edgekit.networks.weights import load_state, save_state
 
@@ -100,7 +101,7 @@ def call_factory(module: str, factory: str, place: Path) -> torch.nn.Module:
 
 
 def rebuild_factory(folder: Path, record: dict[str, Any]) -> torch.nn.Module:
-    """Build the module again from the artifact's own copy of its source, with its weights.
+    """Build the module again from the artifact's own copy of its source, changed as recorded, with its weights.
 
     Raises:
         InputError: the source needs files that could not be seen when the model was taken in.
@@ -111,6 +112,7 @@ def rebuild_factory(folder: Path, record: dict[str, Any]) -> torch.nn.Module:
         sys.modules.pop(loaded, None)
     with contextlib.chdir(source if source.is_dir() else Path.cwd()):
         built = call_factory(record["module"], record["factory"], source)
+    built = apply_changes(built, changes_of(record))
     where = f"{record['module']}:{record['factory']}"
     load_state(built, folder / WEIGHTS, record["aliases"], where)
     return built

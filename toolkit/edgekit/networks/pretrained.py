@@ -9,11 +9,13 @@ from typing import Any
 
 from edgekit import events
 from edgekit.errors import InputError, UnsupportedError
+from edgekit.networks.changes import apply_changes
 from edgekit.networks.examples import pretrained_inputs
 from edgekit.networks.huggingface import FOLDER, task_of
 from edgekit.networks.inputs import Shapes
 from edgekit.networks.network import Network, checks_for
-from edgekit.networks.record import read_json
+from edgekit.networks.record import WEIGHTS, changes_of, read_json
+from edgekit.networks.weights import load_state, read_header
 
 _PARTS = (
     "past_key_values", "mems", "cache", "hidden_states", "attentions", "decoder_hidden_states",
@@ -24,15 +26,15 @@ _PARTS = (
 _QUIET = ("output_attentions", "output_hidden_states", "use_cache", "return_loss")
 
 
-def rebuild_pretrained(folder: Path, architecture: str, shapes: Shapes, dtypes: Mapping[str, str]) -> Network:
+def rebuild_pretrained(folder: Path, record: dict[str, Any], shapes: Shapes, dtypes: Mapping[str, str]) -> Network:
     """Load the model of an artifact in float32 with eager attention, and make its example inputs.
 
     Raises:
         UnsupportedError: transformers has no such architecture, or nothing says what to feed.
         InputError: the weights do not fit the architecture.
     """
-    place = folder / FOLDER
-    model, findings = load_pretrained(place, architecture)
+    place, architecture = folder / FOLDER, str(record["architecture"])
+    model, findings = _load_changed(folder, record) if changes_of(record) else load_pretrained(place, architecture)
     config = read_json(place / "config.json")
     task = known_task(type(model).__name__, task_of(architecture, config))
     inputs = pretrained_inputs(model, place, task, shapes, dtypes)
@@ -63,7 +65,6 @@ def load_pretrained(place: Path, architecture: str) -> tuple[Any, list[events.Fi
         UnsupportedError: transformers does not know the model. InputError: weights are missing or do not fit.
     """
     import torch
-    import transformers
 
     made = _model_class(architecture)
     options: dict[str, Any] = {
@@ -73,17 +74,7 @@ def load_pretrained(place: Path, architecture: str) -> tuple[Any, list[events.Fi
         "trust_remote_code": False,
         "output_loading_info": True,
     }
-    try:
-        config = transformers.AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UnsupportedError(
-            f"transformers {transformers.__version__} does not know this model: {str(error)[:300]}",
-            where="config.json: model_type",
-            remedy="Install the version of transformers that config.json names.",
-        ) from error
-    for name in _QUIET:
-        if hasattr(config, name):
-            setattr(config, name, False)
+    config = _config(place)
     model, info = _load(made, place, config, options)
     missing = sorted(info["missing_keys"])
     if missing and all("pooler" in name for name in missing) and "add_pooling_layer" in _parameters(made.__init__):
@@ -99,6 +90,40 @@ def load_pretrained(place: Path, architecture: str) -> tuple[Any, list[events.Fi
     if hasattr(model, "set_attn_implementation") and getattr(config, "_attn_implementation", "eager") != "eager":
         model.set_attn_implementation("eager")
     return model, _unused(sorted(info["unexpected_keys"]))
+
+
+def _load_changed(folder: Path, record: dict[str, Any]) -> tuple[Any, list[events.Finding]]:
+    """Return the model that a stage changed: built from its configuration, then from its changes and its state."""
+    import torch
+
+    made = _model_class(str(record["architecture"]))
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    named = [*read_header(folder / WEIGHTS), *record["aliases"]]
+    if "add_pooling_layer" in _parameters(made.__init__) and not any("pooler" in name for name in named):
+        options["add_pooling_layer"] = False
+    torch.manual_seed(0)  # of no effect on what is loaded
+    model = made._from_config(_config(folder / FOLDER), **options)  # noqa: SLF001 - the public way guesses a class
+    model = apply_changes(model.eval(), changes_of(record))
+    load_state(model, folder / WEIGHTS, record["aliases"], str(record["architecture"]))
+    return model, []
+
+
+def _config(place: Path) -> Any:
+    """Return the configuration of a directory, without outputs that only cost time."""
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnsupportedError(
+            f"transformers {transformers.__version__} does not know this model: {str(error)[:300]}",
+            where="config.json: model_type",
+            remedy="Install the version of transformers that config.json names.",
+        ) from error
+    for name in _QUIET:
+        if hasattr(config, name):
+            setattr(config, name, False)
+    return config
 
 
 def known_task(name: str, guess: str) -> str:

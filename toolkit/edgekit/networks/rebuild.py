@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgekit.errors import UnsupportedError, UsageError
+from edgekit.networks.changes import apply_changes
 from edgekit.networks.inputs import Shapes, with_inputs
 from edgekit.networks.network import BATCH, Axes, Network
-from edgekit.networks.record import EXAMPLES, read_record
+from edgekit.networks.record import EXAMPLES, PROGRAM, WEIGHTS, changes_of, read_record
+from edgekit.networks.weights import load_state
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +34,7 @@ def rebuild(folder: Path, *, shapes: Shapes | None = None, dtypes: Mapping[str, 
     if origin == "huggingface":
         from edgekit.networks.pretrained import rebuild_pretrained
 
-        return rebuild_pretrained(folder, record["architecture"], shapes or {}, dtypes or {})
+        return rebuild_pretrained(folder, record, shapes or {}, dtypes or {})
     if origin == "factory":
         from edgekit.networks.factory import rebuild_factory
 
@@ -55,7 +57,10 @@ def _program_network(folder: Path, record: dict[str, Any]) -> Network:
     from edgekit.networks.program import load_program, user_inputs
 
     program = load_program(folder)
-    module = program.module(check_guards=False)
+    changed = changes_of(record)
+    if changed:
+        _load_into(program, folder, record)
+    module = apply_changes(program.module(check_guards=False), changed)
     stored = load_file(folder / EXAMPLES)
     examples = {name: stored[name] for name in record["inputs"]}
     axes, sizes, checks = _program_axes(program, user_inputs(program), examples)
@@ -68,6 +73,22 @@ def _program_network(folder: Path, record: dict[str, Any]) -> Network:
         return module(*arguments, **keywords)
 
     return Network(module=module, examples=examples, axes=axes, sizes=sizes, checks=checks, call=call, program=program)
+
+
+def _load_into(program: torch.export.ExportedProgram, folder: Path, record: dict[str, Any]) -> None:
+    """Give a program the state that stages left: by its own names, which its module has too."""
+    import torch
+
+    holder = torch.nn.Module()
+    for name, value in program.state_dict.items():
+        place = holder
+        *parents, last = name.split(".")
+        for parent in parents:
+            if not hasattr(place, parent):
+                place.add_module(parent, torch.nn.Module())
+            place = getattr(place, parent)
+        place.register_buffer(last, value)  # the same memory: what is loaded is loaded into the program
+    load_state(holder, folder / WEIGHTS, record["aliases"], PROGRAM)
 
 
 def _program_axes(

@@ -6,6 +6,10 @@ the files beside it. `from` is one of
 - `huggingface`: `hf/config.json`, `hf/*.safetensors` (shards with their index), tokenizer and preprocessor files.
 - `factory`: `source/` (the user's modules and the files they read), `weights.safetensors`.
 - `exported-program`: `program.pt2` without its pickled part, `examples.safetensors`.
+
+What stages did to the model since stands in `changes`, oldest first. Where there are any, `weights.safetensors` holds
+the whole state after the last of them (with `aliases` for what is tied), and the weights of the origin are gone: the
+module is built as its origin says, every change is applied to its structure, and the state is loaded last.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from edgekit.artifact import canonical_json
 from edgekit.errors import InputError
 
@@ -27,6 +33,32 @@ PROGRAM = "program.pt2"
 EXAMPLES = "examples.safetensors"
 _MAX_JSON = 16 << 20
 _FICLONE = 0x40049409
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One change that a stage made to a model.
+
+    Attributes:
+        kind: a key of `changes.CHANGES`: what knows how to redo it. `weights` says that only values changed.
+        details: JSON values that this kind needs, e.g. the channels that were kept. Values of tensors do not belong
+            here: they stand in `weights.safetensors`.
+    """
+
+    kind: str
+    details: dict[str, Any] = {}
+
+
+def changes_of(record: dict[str, Any]) -> tuple[Change, ...]:
+    """Return the changes of a record, oldest first; none for a model as it was taken in.
+
+    Raises:
+        InputError: they are not such a list.
+    """
+    try:
+        return msgspec.convert(record.get("changes", []), tuple[Change, ...])
+    except msgspec.ValidationError as error:
+        remedy = "Remove the artifact: edgekit cache prune --all. The next build makes it again."
+        raise InputError(f"`changes` cannot be read: {error}", where=RECORD, remedy=remedy) from None
 
 
 def write_record(out: Path, record: dict[str, Any]) -> None:

@@ -19,9 +19,11 @@ from edgekit.profile import Profile
 from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
 from edgekit.targets import machines
 from edgekit.targets.chunks import chunks, plain, read_outputs
-from edgekit.targets.figures import latency_figures, memory_figure
+from edgekit.targets.figures import energy_figure, latency_figures, memory_figure, settled_latency, unproven_figures
 from edgekit.transport import Transport
 
+ENERGY_SECONDS = 6
+"""How long a Jetson runs beside tegrastats: some 60 samples."""
 PROBE_SECONDS, RUN_SECONDS, MEASURE_SECONDS = 300, 7200, 1800
 """How long a probe, a chunk (an engine may have to be built first) and the runs of a measurement may take."""
 
@@ -31,7 +33,6 @@ class CompositeTarget:
 
     Attributes:
         url: where it is.
-        provenance: `measured`: it is what it is.
         findings: what is worth knowing about it: of another kind than the profile, something else ran than was asked.
         details: what the runner told of the last measurement: raw series, memory, temperatures and clocks.
     """
@@ -39,7 +40,6 @@ class CompositeTarget:
     def __init__(self, transport: Transport, profile: Profile) -> None:
         """Take a transport, not yet open, and the profile that the machine should be of."""
         self.url = transport.url
-        self.provenance: Provenance = "measured"
         self.findings: list[Finding] = []
         self.details: dict[str, Any] = {}
         self._transport = transport
@@ -82,6 +82,11 @@ class CompositeTarget:
                 self._find(finding)
         return self._probe
 
+    @property
+    def provenance(self) -> Provenance:
+        """`measured`: it is what it is; `simulated` when the machine is an emulator. Connects, as `probe`."""
+        return "simulated" if self.probe().get("emulator") else "measured"
+
     def fingerprint(self) -> dict[str, str]:
         """Say what the machine is: hardware, OS, runtimes, power mode."""
         return machines.fingerprint_of(self.probe())
@@ -104,15 +109,22 @@ class CompositeTarget:
                 self._transport.pull(f"{self._folder}/{result['outputs'][0]}", outputs)
                 yield from read_outputs(outputs, count, self.url)
 
-    def measure(self, bundle: Bundle, feed: Feed, *, runs: int, threads: int) -> tuple[Figure, ...]:
+    def measure(
+        self, bundle: Bundle, feed: Feed, *, runs: int, threads: int, sustained: float = 0
+    ) -> tuple[Figure, ...]:
         """Measure latency and memory; a figure that must not decide a budget says why in its note.
+
+        An emulator is not timed: its figures have no value, and say so.
 
         Raises: as `run`.
         """
+        if emulator := self.probe().get("emulator"):
+            return unproven_figures(str(emulator))
         with tempfile.TemporaryDirectory(prefix="edgekit-") as scratch:
             inputs = [self._send([feed], Path(scratch))]
             job = {"inputs": inputs, "runs": runs, "threads": threads, "max_seconds": MEASURE_SECONDS}
-            timeout = RUN_SECONDS + MEASURE_SECONDS
+            job |= {"energy_seconds": ENERGY_SECONDS if self.probe().get("jetson") else 0, "sustained": sustained}
+            timeout = RUN_SECONDS + MEASURE_SECONDS + 2 * ENERGY_SECONDS + 2 * sustained
             self.details = self._start("measure", bundle, job, Path(scratch), timeout=timeout)
         probe, notes = self.probe(), []
         on = f"{self._transport.title} ({machines.name_of(probe)}, {machines.engine_of(self.details['engine'])})"
@@ -122,9 +134,14 @@ class CompositeTarget:
             notes += [f"{ran} ran instead of {fallback['asked'][0]}: {fallback['reason']}"] if fallback else []
             mode = machines.other_power_mode(probe, self._profile)
             notes += [f"measured in {mode}"] if mode else []
+        summary, finding = settled_latency(self.details, sustained, self._transport.title)
+        if finding is not None:
+            self._find(finding)
+        energy = self.details.get("energy")
         return (
-            *latency_figures(self.details["latency"], on, notes),
+            *latency_figures(summary, on, notes),
             memory_figure(self.details["memory"], on, notes),
+            *([energy_figure(energy, on, notes)] if energy else []),
         )
 
     def golden(

@@ -119,9 +119,11 @@ class HtpSimTarget:
                 result = self._infer(bundle, chunk, Path(scratch))
                 yield from read_outputs(Path(scratch, result["outputs"][0]), count, self.url)
 
-    def measure(self, bundle: Bundle, feed: Feed, *, runs: int, threads: int) -> tuple[Figure, ...]:
+    def measure(
+        self, bundle: Bundle, feed: Feed, *, runs: int, threads: int, sustained: float = 0
+    ) -> tuple[Figure, ...]:
         """Return figures without values: how long a simulator takes says nothing about the chip."""
-        del bundle, feed, runs, threads
+        del bundle, feed, runs, threads, sustained
         note = "a simulator's time is no latency: see `edgekit predict`, or measure on a device"
         return tuple(
             Figure(

@@ -1,0 +1,214 @@
+"""Distillation: layers matched, projections learned, the teacher run once, the student nearer to it."""
+
+import numpy as np
+import pytest
+import torch
+
+from edgekit import events
+from edgekit.errors import InputError, UsageError
+from edgekit.networks import teacher as teacher_module
+from edgekit.networks.distill import distill
+from edgekit.networks.features import Matching, pair_layers, width_axis
+from edgekit.networks.feeds import Feeds, write_feeds
+from edgekit.networks.finetune import finetune
+from edgekit.networks.intake import intake_torch
+from edgekit.networks.rebuild import rebuild
+from edgekit.networks.record import changes_of, read_record
+from edgekit.networks.teacher import open_teacher
+from house import MemorySamples
+
+NETS = """
+import torch
+
+def block(inputs, outputs):
+    conv = torch.nn.Conv2d(inputs, outputs, 3, padding=1)
+    return torch.nn.Sequential(conv, torch.nn.BatchNorm2d(outputs), torch.nn.ReLU())
+
+class Net(torch.nn.Module):
+    labels = ["zero", "one", "two"]
+
+    def __init__(self, width, depth, seed, classes=3):
+        super().__init__()
+        torch.manual_seed(seed)
+        rows = [block(1 if not index else width, width) for index in range(depth)]
+        self.body = torch.nn.Sequential(*rows)
+        self.head = torch.nn.Linear(width, classes)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean((2, 3)))
+
+    def example_inputs(self):
+        return {"x": torch.zeros(1, 1, 8, 8)}
+
+def teacher():
+    net = Net(8, 4, 1)
+    net.eval()
+    with torch.no_grad():
+        seen = net.body(torch.randn(64, 1, 8, 8) + torch.randn(64, 1, 1, 1)).mean((2, 3))
+        net.head.weight.mul_(20)
+        net.head.bias.copy_(-net.head.weight @ seen.mean(0))  # every class is given
+    return net
+
+def student():
+    return Net(4, 2, 2)
+
+def turned():
+    net = teacher()
+    net.labels = ["two", "zero", "one"]
+    order = [2, 0, 1]
+    with torch.no_grad():
+        net.head.weight.copy_(net.head.weight[order].clone())
+        net.head.bias.copy_(net.head.bias[order].clone())
+    return net
+
+def wide():
+    net = Net(8, 4, 1, classes=5)
+    net.labels = []
+    return net
+"""
+
+
+def pictures(count, seed):
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=(count, 1, 8, 8)) + rng.normal(size=(count, 1, 1, 1))).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """The artifacts of all networks, and training samples labeled by the teacher."""
+    folder = tmp_path_factory.mktemp("distill")
+    (folder / "nets_of_distill.py").write_text(NETS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name in ("teacher", "student", "turned", "wide"):
+            intake_torch(f"python:nets_of_distill:{name}", folder / name)
+    x = pictures(160, 0)[:, None]
+    network = rebuild(folder / "teacher")
+    y = network.run({"x": torch.from_numpy(x[:, 0])})["output"].argmax(1).numpy()
+    write_feeds(MemorySamples([{"x": row} for row in x], y), folder / "feeds", events.ignore)
+    write_feeds(MemorySamples([{"x": row} for row in x]), folder / "unlabeled", events.ignore)
+    return folder
+
+
+def arguments(place, tmp_path, teacher="teacher", **changes):
+    out = tmp_path / "out"
+    out.mkdir(exist_ok=True)
+    labels = ["two", "zero", "one"] if teacher == "turned" else [] if teacher == "wide" else ["zero", "one", "two"]
+    given = {
+        "folder": str(place / teacher), "kind": "torch", "labels": labels, "shapes": {}, "dtypes": {},
+        "cache": str(tmp_path / "cache" / teacher),
+    }  # fmt: skip
+    return {
+        "folder": str(place / "student"), "out": str(out), "scratch": str(tmp_path / "scratch"),
+        "feeds": str(place / "feeds"), "shapes": {}, "dtypes": {}, "threads": 1, "seed": 0,
+        "labels": ["zero", "one", "two"], "epochs": 6, "feature_epochs": 2, "batch": 16, "rate": 0.01, "patience": 6,
+        "decay": 0.01, "alpha": 0.7, "temperature": 2.5, "layers": {}, "teacher": given, **changes,
+    }  # fmt: skip
+
+
+def agreement(place, folder):
+    x = pictures(200, 1)
+    mine, theirs = (
+        rebuild(where).run({"x": torch.from_numpy(x)})["output"].argmax(1) for where in (folder, place / "teacher")
+    )
+    return float((mine == theirs).double().mean())
+
+
+def test_a_student_learns_from_features_and_outputs(place, tmp_path):
+    told = []
+    facts = distill(arguments(place, tmp_path), told.append)
+    assert facts["features"]["layers"] == [["body.0", "body.1"], ["body.1", "body.3"]]
+    assert facts["features"]["projected"] == ["body.0", "body.1"]
+    features = [row["held_out"] for row in facts["features"]["history"]]
+    assert min(features) < features[0]
+    held = [row["held_out"] for row in facts["training"]["history"]]
+    assert min(held) < 0.9 * held[0]
+    assert {"soft", "hard"} <= facts["training"]["history"][1].keys()
+    assert agreement(place, tmp_path / "out") > agreement(place, place / "student")
+    assert [change.kind for change in changes_of(read_record(tmp_path / "out"))] == ["weights"]
+    labels = {event.label.split()[0] for event in told if isinstance(event, events.Progress)}
+    assert labels == {"teacher", "features", "train"}
+
+
+def test_the_order_of_the_teachers_classes_does_not_matter(place, tmp_path):
+    """D01: a teacher whose outputs are in another order teaches the same."""
+    plain = distill(arguments(place, tmp_path, epochs=2, feature_epochs=0), lambda _: None)
+    turned = distill(
+        arguments(place, tmp_path, "turned", epochs=2, feature_epochs=0, scratch=str(tmp_path / "other")),
+        lambda _: None,
+    )
+    assert [f["rule"] for f in turned["findings"]] == ["label-order"]
+    for row, other in zip(plain["training"]["history"], turned["training"]["history"], strict=True):
+        assert row == pytest.approx(other, rel=1e-3)
+
+
+def test_another_number_of_classes_is_refused(place, tmp_path):
+    """D03."""
+    with pytest.raises(InputError, match="teacher has 5 outputs, student 3; give --label-map"):
+        distill(arguments(place, tmp_path, "wide"), lambda _: None)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_the_teacher_runs_once(place, tmp_path, monkeypatch):
+    runs = []
+    real = teacher_module._torch_run
+    monkeypatch.setattr(teacher_module, "_torch_run", lambda network: runs.append(1) or real(network))
+    feeds = Feeds(place / "feeds", seed=0, batch=16)
+    given = arguments(place, tmp_path)["teacher"]
+    first = open_teacher(given, feeds, lambda _: None)
+    again = open_teacher(given, Feeds(place / "feeds", seed=5, batch=7), lambda _: None)
+    assert runs == [1]
+    batch = feeds.load(feeds.epoch(1)[0])
+    wanted = first.network.run({"x": torch.from_numpy(batch.feed["x"])})["output"]
+    for teacher in (first, again):
+        torch.testing.assert_close(teacher.outputs(batch)["output"], wanted)
+
+
+def test_without_labels_only_the_teacher_counts(place, tmp_path):
+    facts = distill(
+        arguments(place, tmp_path, feeds=str(place / "unlabeled"), epochs=1, feature_epochs=0), lambda _: None
+    )
+    assert facts["training"]["goal"]["alpha"] == 1
+    assert "hard" not in facts["training"]["history"][1]
+
+
+def test_finetuning_needs_labels(place, tmp_path):
+    given = arguments(place, tmp_path, feeds=str(place / "unlabeled"))
+    with pytest.raises(UsageError, match="the data has no labels"):
+        finetune({**given, "teacher": None}, lambda _: None)
+    facts = finetune({**given, "feeds": str(place / "feeds"), "teacher": None, "epochs": 2}, lambda _: None)
+    assert facts["training"]["goal"] == {"alpha": 0.0, "task": {"output": "output", "kind": "classes"}}
+
+
+def test_layers_that_are_named_must_be_there(place, tmp_path):
+    with pytest.raises(UsageError, match=r"teacher has no module 'body\.9'"):
+        distill(arguments(place, tmp_path, layers={"body.0": "body.9"}), lambda _: None)
+
+
+def test_layers_are_spread_evenly_and_end_together():
+    rows = [torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(count))) for count in (3, 12)]
+    assert pair_layers(*rows, {}) == (("0", "3"), ("1", "7"), ("2", "11"))
+    assert pair_layers(torch.nn.Linear(2, 2), rows[0], {}) == ()
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "axis"),
+    [
+        ((2, 3, 8, 8), (2, 5, 4, 4), 1),
+        ((2, 7, 3), (2, 7, 5), 2),
+        ((2, 3, 7), (2, 5, 7), 1),
+        ((2, 3), (2, 9), 1),
+        ((2, 3, 4), (2, 5, 6), None),
+        ((2, 3), (2, 3, 1), None),
+    ],
+)
+def test_the_axis_of_widths(mine, theirs, axis):
+    assert width_axis(torch.zeros(mine), torch.zeros(theirs)) == axis
+
+
+def test_equal_features_have_no_distance_and_no_projection():
+    value = torch.randn(4, 6)
+    matching = Matching((("a", "b"),), {"a": value}, {"b": value}, 0)
+    assert not list(matching.projections.parameters())
+    assert float(matching.loss({"a": value}, {"b": value})) == 0
+    assert float(matching.loss({"a": 2 * value}, {"b": value})) == pytest.approx(1)

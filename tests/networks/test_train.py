@@ -1,0 +1,189 @@
+"""The training loop and what it reads: seeded, resumed where it was killed, faults named."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from edgekit import events
+from edgekit.errors import InputError, UnsupportedError
+from edgekit.networks.checkpoint import FILE
+from edgekit.networks.feeds import LEAST, Feeds, write_feeds
+from edgekit.networks.losses import find_task
+from edgekit.networks.network import Network
+from edgekit.networks.train import Schedule, fit, outputs_of, runner_of
+from house import MemorySamples
+
+
+def samples(count=200, seed=0, **options):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, 1, 6)).astype(np.float32)
+    labels = (x[:, 0, 0] * x[:, 0, 1] > 0).astype(np.int64)
+    return MemorySamples([{"x": row} for row in x], labels, **options)
+
+
+def net(seed=0, **options):
+    torch.manual_seed(seed)
+    module = torch.nn.Sequential(
+        torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(16, 2)
+    )
+    return Network(module=module, examples={"x": torch.zeros(2, 6)}, call=lambda feed: module(feed["x"]), **options)
+
+
+def hard(task):
+    return lambda forward, batch, feed, _done: {"hard": task.loss(forward(feed), batch.labels)}
+
+
+def trained(tmp_path, *, epochs=6, tell=lambda _event: None, network=None, name="run", **options):
+    network = network or net()
+    feeds = Feeds(write_feeds(samples(), tmp_path / "feeds", events.ignore), seed=0, batch=16)
+    runner = runner_of(network)
+    batch, outputs = next(iter(outputs_of(runner, feeds, feeds.held_out())))
+    task = find_task(outputs, batch.labels)
+    schedule = Schedule(epochs=epochs, rate=0.02, patience=epochs, **options)
+    fitted = fit(runner, feeds, hard(task), schedule, scratch=tmp_path / name, tell=tell)
+    return fitted, network.module.state_dict()
+
+
+def same(left, right):
+    return all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_training_lowers_the_held_out_loss_and_keeps_the_best_epoch(tmp_path):
+    told = []
+    fitted, _ = trained(tmp_path, tell=told.append)
+    losses = [row["held_out"] for row in fitted.history]
+    assert losses[fitted.best] == min(losses) < 0.85 * losses[0]
+    assert len(losses) == 7
+    assert {event.label for event in told} == {f"train {epoch}/6" for epoch in range(1, 7)}
+    facts = fitted.facts()
+    assert facts["epochs"] == 6
+    json.dumps(facts)
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path):
+    (_, first), (_, again), (_, other) = (
+        trained(tmp_path, name=name, seed=seed, epochs=5) for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
+    assert same(first, again)
+    assert not same(first, other)
+
+
+@pytest.mark.parametrize("stop", [1, 13, 40])
+def test_a_killed_training_goes_on_and_ends_where_an_uninterrupted_one_does(tmp_path, stop):
+    whole, wanted = trained(tmp_path, name="whole", epochs=5)
+    left = stop
+
+    def kill(_event):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path, name="killed", epochs=5, tell=kill)
+    assert (tmp_path / "killed" / FILE).is_file()
+    steps = []
+    again, state = trained(tmp_path, name="killed", epochs=5, tell=steps.append)
+    assert len(steps) < 5 * 12 or stop == 1
+    assert again.facts() == whole.facts()
+    assert same(state, wanted)
+
+
+def test_a_broken_checkpoint_is_no_checkpoint(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / FILE).write_bytes(b"half a file")
+    _, state = trained(tmp_path, epochs=2)
+    _, wanted = trained(tmp_path, epochs=2, name="other")
+    assert same(state, wanted)
+
+
+def test_it_stops_early_when_held_out_samples_gain_nothing(tmp_path):
+    network = net()
+    feeds = Feeds(write_feeds(samples(), tmp_path / "feeds", events.ignore), seed=0, batch=16)
+    worse = iter(range(100))
+
+    def judge(_forward, _batch, _feed, _done):
+        return {"rising": torch.tensor(float(next(worse)))}
+
+    def loss(forward, batch, feed, _done):
+        return {"hard": torch.nn.functional.cross_entropy(forward(feed)["output"], torch.from_numpy(batch.labels))}
+
+    before = {name: value.clone() for name, value in network.module.state_dict().items()}
+    schedule = Schedule(epochs=50, rate=0.01, patience=2)
+    fitted = fit(runner_of(network), feeds, loss, schedule, scratch=tmp_path / "s", tell=lambda _: None, judge=judge)
+    assert (len(fitted.history), fitted.best) == (3, 0)
+    assert same(network.module.state_dict(), before)
+
+
+def test_a_loss_that_is_nan_names_the_module(tmp_path):
+    network = net()
+
+    class Breaks(torch.nn.Module):
+        def forward(self, x):
+            return x / 0.0 if self.training else x
+
+    network.module[2] = Breaks()
+    with pytest.raises(InputError, match=r"epoch 1, step 1: the loss is nan: the module '2'") as caught:
+        trained(tmp_path, network=network)
+    assert caught.value.where == "2"
+    assert "rate" in caught.value.remedy
+
+
+def test_a_gradient_that_is_nan_names_the_parameter(tmp_path):
+    network = net()
+    network.module[0].weight.register_hook(lambda grad: grad * math.nan)
+    with pytest.raises(InputError, match=r"gradient of the parameter '0\.weight'"):
+        trained(tmp_path, network=network)
+
+
+def test_a_parameter_that_is_not_finite_is_named(tmp_path):
+    network = net()
+    with torch.no_grad():
+        network.module[4].bias[0] = math.inf
+    with pytest.raises(InputError, match=r"the parameter '4\.bias' is not finite"):
+        trained(tmp_path, network=network)
+
+
+def test_too_few_samples_are_refused(tmp_path):
+    with pytest.raises(InputError, match=f"{LEAST - 1} training samples are too few"):
+        write_feeds(samples(LEAST - 1), tmp_path / "feeds", events.ignore)
+
+
+def test_several_processes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UnsupportedError, match="one process"):
+        trained(tmp_path)
+
+
+def test_feeds_are_written_once_and_read_back_by_bucket(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = [{"ids": rng.integers(0, 9, (1, 3 + index % 2))} for index in range(41)]
+    folder = write_feeds(MemorySamples(rows, np.arange(41)), tmp_path / "feeds", events.ignore)
+    stamp = (folder / "feeds.json").stat().st_mtime_ns
+    assert write_feeds(MemorySamples(rows, np.arange(41)), folder, events.ignore) == folder
+    assert (folder / "feeds.json").stat().st_mtime_ns == stamp
+    feeds = Feeds(folder, seed=3, batch=4)
+    seen = []
+    for plan in (feeds.epoch(1), feeds.held_out()):
+        for taken in plan:
+            batch = feeds.load(taken)
+            for row, label, index in zip(batch.feed["ids"], batch.labels, batch.indices, strict=True):
+                np.testing.assert_array_equal(row, rows[index]["ids"][0])
+                assert label == index
+                seen.append(index)
+    assert sorted(seen) == list(range(41))
+    assert feeds.epoch(1) != feeds.epoch(2)
+    assert min(len(taken) for taken in feeds.epoch(1)) > 1  # BatchNorm cannot train on one sample
+
+
+def test_samples_of_several_rows_stay_alone(tmp_path):
+    rows = [{"x": np.full((2, 3), index, np.float32)} for index in range(40)]
+    given = MemorySamples(rows, np.arange(80).reshape(40, 2))
+    given.joinable = False
+    feeds = Feeds(write_feeds(given, tmp_path / "feeds", events.ignore), seed=0, batch=16)
+    batch = feeds.load(feeds.epoch(1)[0])
+    assert batch.feed["x"].shape == (2, 3)
+    assert batch.labels.tolist() == [2 * batch.indices[0], 2 * batch.indices[0] + 1]

@@ -1,0 +1,299 @@
+"""The one training loop: seeded, on Hugging Face accelerate, with a checkpoint every epoch and an early stop.
+
+A tenth of the training samples is never trained on: its loss says which epoch is kept. The evaluation split has no
+part in it. Every epoch draws its random numbers anew from the seed, so that a training that was killed and resumed
+ends where an uninterrupted one does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgekit import events
+from edgekit.errors import UnsupportedError
+from edgekit.networks.checkpoint import State, load_unique, read_checkpoint, unique_state, write_checkpoint
+from edgekit.networks.child import Tell
+from edgekit.networks.faults import check_finite, name_fault
+from edgekit.networks.feeds import Batch, Feeds
+from edgekit.networks.network import Network, evaluating, flatten
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors = dict[str, "torch.Tensor"]
+Forward = Callable[[Tensors], Tensors]
+"""Input name -> tensor to output name -> tensor, through the prepared module."""
+
+Loss = Callable[[Forward, Batch, Tensors, float], Tensors]
+"""Forward, the batch, its feed as tensors, and the share of the training that is done, to named terms of the loss."""
+
+_WARM = 0.1
+_CLIP = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How long and how fast to train.
+
+    Attributes:
+        epochs: at most so many passes over the training samples.
+        rate: highest learning rate; it rises over the first tenth of the steps and falls along a cosine.
+        patience: epochs without a better held-out loss after which training ends.
+        decay: weight decay of matrices and kernels.
+        seed: the only source of randomness.
+        label: what progress is called.
+    """
+
+    epochs: int
+    rate: float
+    patience: int = 3
+    decay: float = 0.01
+    seed: int = 0
+    label: str = "train"
+
+
+@dataclass(kw_only=True)
+class Fitted:
+    """What a training did.
+
+    Attributes:
+        history: per epoch the mean of every term of the loss, and the held-out loss (`held_out`); the first entry is
+            what there was before.
+        best: the entry that was kept; 0 is the start.
+    """
+
+    history: list[dict[str, float]] = field(default_factory=list)
+    best: int = 0
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        rounded = [{key: float(f"{value:.6g}") for key, value in row.items()} for row in self.history]
+        return {"epochs": len(self.history) - 1, "kept_epoch": self.best, "history": rounded}
+
+
+def runner_of(network: Network) -> torch.nn.Module:
+    """Return a module that maps named inputs to named outputs, whatever the model's own call looks like."""
+    import torch
+
+    names = set(network.examples)
+    call = network.call
+
+    class Runner(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = network.module
+
+        def forward(self, feed: Tensors) -> Tensors:
+            return flatten(call(feed) if call else self.inner(**feed), taken=names)
+
+    return Runner()
+
+
+def parameter_groups(modules: Sequence[torch.nn.Module], rate: float, decay: float) -> list[dict[str, Any]]:
+    """Return the trainable parameters of modules for an optimizer; vectors (biases, norms) do not decay."""
+    found = list(dict.fromkeys(p for module in modules for p in module.parameters() if p.requires_grad))
+    wide, narrow = [p for p in found if p.dim() > 1], [p for p in found if p.dim() <= 1]
+    groups = [{"params": wide, "weight_decay": decay}, {"params": narrow, "weight_decay": 0.0}]
+    return [{**group, "lr": rate} for group in groups if group["params"]]
+
+
+def fit(  # noqa: PLR0913 - keyword-only; each stands for itself
+    module: torch.nn.Module,
+    feeds: Feeds,
+    loss: Loss,
+    schedule: Schedule,
+    *,
+    scratch: Path,
+    tell: Tell,
+    groups: list[dict[str, Any]] | None = None,
+    judge: Loss | None = None,
+    after_step: Callable[[], None] = lambda: None,
+) -> Fitted:
+    """Train a module in place and leave it at the epoch with the lowest held-out loss.
+
+    Args:
+        module: maps a feed to outputs, see `runner_of`; with whatever else is learned as submodules.
+        feeds: the training samples.
+        loss: what is minimized.
+        schedule: how long and how fast.
+        scratch: gets the checkpoint; where one lies, training goes on from it.
+        tell: gets progress, one event a step.
+        groups: parameter groups whose `lr` is their highest rate; default: all parameters at the schedule's rate.
+        judge: what held-out samples are judged by; default: `loss`.
+        after_step: called after every step of the optimizer.
+
+    Raises:
+        InputError: the loss is not finite; names the module or parameter.
+        UnsupportedError: it was started as one of several processes.
+    """
+    import torch
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        remedy = "Start edgekit itself, not through a launcher."
+        raise UnsupportedError("training runs in one process", where="WORLD_SIZE", remedy=remedy)
+    scratch.mkdir(parents=True, exist_ok=True)
+    with _deterministic(torch):
+        return _Run(
+            module=module,
+            feeds=feeds,
+            loss=loss,
+            judge=judge or loss,
+            schedule=schedule,
+            scratch=scratch,
+            tell=tell,
+            after_step=after_step,
+        ).go(groups or parameter_groups([module], schedule.rate, schedule.decay))
+
+
+@dataclass(kw_only=True)
+class _Run:
+    module: torch.nn.Module
+    feeds: Feeds
+    loss: Loss
+    judge: Loss
+    schedule: Schedule
+    scratch: Path
+    tell: Tell
+    after_step: Callable[[], None]
+
+    def go(self, groups: list[dict[str, Any]]) -> Fitted:
+        import torch
+        from accelerate import Accelerator
+
+        self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
+        self.peaks = [float(group["lr"]) for group in groups]
+        optimizer = torch.optim.AdamW(groups)
+        self.prepared, self.optimizer = self.accelerator.prepare(self.module, optimizer)
+        fitted, best, start = self._resumed()
+        for epoch in range(start, self.schedule.epochs + 1):
+            if epoch - 1 - fitted.best >= self.schedule.patience:
+                break
+            _seed(self.schedule.seed, epoch)
+            row = self._epoch(epoch)
+            row["held_out"] = self._judged(epoch / self.schedule.epochs)
+            fitted.history.append(row)
+            if row["held_out"] < fitted.history[fitted.best]["held_out"]:
+                fitted.best, best = epoch, unique_state(self.module)
+            self._save(fitted, best)
+        load_unique(self.module, best)
+        self.module.to("cpu")
+        return fitted
+
+    def _resumed(self) -> tuple[Fitted, State, int]:
+        """Return what was done, the best state, and the epoch to go on with."""
+        found = read_checkpoint(self.scratch, self.module, self.optimizer)
+        if found is not None:
+            progress, best = found
+            fitted = Fitted(history=progress["history"], best=progress["best"])
+            return fitted, best, len(fitted.history)
+        fitted = Fitted(history=[{"held_out": self._judged(0.0)}])
+        best = unique_state(self.module)
+        self._save(fitted, best)
+        return fitted, best, 1
+
+    def _save(self, fitted: Fitted, best: State) -> None:
+        progress = {"history": fitted.history, "best": fitted.best}
+        write_checkpoint(self.scratch, progress, unique_state(self.module), best, self.optimizer)
+
+    def _epoch(self, epoch: int) -> dict[str, float]:
+        import torch
+
+        plan = self.feeds.epoch(epoch)
+        total, sums = self.schedule.epochs * len(plan), dict[str, float]()
+        _set_training(self.module, on=True)
+        label = f"{self.schedule.label} {epoch}/{self.schedule.epochs}"
+        for step, samples in enumerate(plan):
+            done = ((epoch - 1) * len(plan) + step) / total
+            self._set_rate(done)
+            batch = self.feeds.load(samples)
+            where = f"epoch {epoch}, step {step + 1}"
+            terms = self.loss(self._forward, batch, self._feed(batch), done)
+            value = torch.stack(list(terms.values())).sum()
+            found = float(value.detach())
+            if not math.isfinite(found):
+                raise name_fault(self.module, self._forward, self._feed(batch), f"{where}: the loss is {found}")
+            self.optimizer.zero_grad()
+            self.accelerator.backward(value)
+            check_finite(self.module, where)
+            self.accelerator.clip_grad_norm_(self.module.parameters(), _CLIP)
+            self.optimizer.step()
+            self.after_step()
+            for name, term in terms.items():
+                sums[name] = sums.get(name, 0.0) + float(term.detach())
+            self.tell(events.Progress(label=label, done=step + 1, total=len(plan)))
+        return {name: value / len(plan) for name, value in sums.items()}
+
+    def _judged(self, done: float) -> float:
+        """Return the mean held-out loss, sample by sample."""
+        import torch
+
+        found, count = 0.0, 0
+        with torch.no_grad(), evaluating(self.module):
+            for samples in self.feeds.held_out():
+                batch = self.feeds.load(samples)
+                terms = self.judge(self._forward, batch, self._feed(batch), done)
+                found += float(sum(terms.values())) * len(samples)
+                count += len(samples)
+        if not math.isfinite(found):
+            with torch.no_grad(), evaluating(self.module):
+                raise name_fault(self.module, self._forward, self._feed(batch), "the held-out loss is not finite")
+        return found / count
+
+    def _forward(self, feed: Tensors) -> Tensors:
+        outputs: Tensors = self.prepared(feed)
+        return outputs
+
+    def _feed(self, batch: Batch) -> Tensors:
+        import torch
+
+        return {name: torch.from_numpy(array).to(self.accelerator.device) for name, array in batch.feed.items()}
+
+    def _set_rate(self, done: float) -> None:
+        factor = done / _WARM if done < _WARM else 0.5 * (1 + math.cos(math.pi * (done - _WARM) / (1 - _WARM)))
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = peak * max(factor, 1e-3)
+
+
+def outputs_of(module: torch.nn.Module, feeds: Feeds, plan: list[list[int]]) -> Iterator[tuple[Batch, Tensors]]:
+    """Run batches in evaluation mode, without gradients."""
+    import torch
+
+    for samples in plan:
+        batch = feeds.load(samples)
+        with torch.no_grad(), evaluating(module):
+            yield batch, module({name: torch.from_numpy(array) for name, array in batch.feed.items()})
+
+
+def _set_training(module: torch.nn.Module, *, on: bool) -> None:
+    for part in module.modules():  # `train()` is refused by the module of an exported program
+        part.training = on
+
+
+def _seed(seed: int, epoch: int) -> None:
+    import numpy as np
+    import torch
+
+    number = int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
+    random.seed(number)
+    np.random.seed(number)  # noqa: NPY002 - the user's modules may use the global generator
+    torch.manual_seed(number)
+
+
+class _deterministic:  # noqa: N801 - a context, used once
+    """Let torch use deterministic algorithms only, as far as it has them, and put its choice back."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    def __enter__(self) -> None:
+        self._before = self._torch.are_deterministic_algorithms_enabled()
+        self._torch.use_deterministic_algorithms(mode=True, warn_only=True)
+
+    def __exit__(self, *_: object) -> None:
+        self._torch.use_deterministic_algorithms(mode=self._before)

@@ -1,0 +1,118 @@
+"""Train a model of PyTorch to give what a teacher gives."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from edgekit.errors import EdgekitError, UsageError
+from edgekit.events import Finding
+from edgekit.networks.child import run_in_child
+from edgekit.networks.feeding import check_training, environment_of, feeds_of, names_of, teacher_of
+from edgekit.networks.record import copy_file
+from edgekit.stage import Context, Inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distill:
+    """Distill a teacher into the model: first its intermediate features, then its outputs.
+
+    The teacher is `--teacher`, else the original as it came in. Where that is the model itself, nothing happens.
+    Outputs are matched by class name; a teacher with more classes gives those that the student has. The loss on outputs
+    is alpha * T * T * KL(teacher / T || student / T) + (1 - alpha) * task (Hinton et al., 2015), by token for
+    sequences; on features it is their squared distance, through a learned projection where widths differ (Romero et
+    al., 2015).
+
+    Attributes:
+        epochs: at most so many passes for the outputs.
+        feature_epochs: passes for the features before; 0 leaves them out.
+        temperature: softens the class scores of both.
+        alpha: share of the teacher's outputs in the loss; the labels get the rest, and nothing without labels.
+        layers: student's module -> teacher's module; empty: blocks are matched evenly.
+        batch: samples of one step.
+        rate: highest learning rate; 0 takes 0.00005 for models of transformers and 0.001 for others.
+        patience: epochs without a better held-out loss after which a phase ends.
+        decay: weight decay of matrices and kernels.
+        shapes: as in the stage `capture`; taken over from `--shape`.
+        dtypes: as in the stage `capture`.
+    """
+
+    name: ClassVar[str] = "distill"
+    revision: ClassVar[int] = 1
+    takes: ClassVar[frozenset[str]] = frozenset({"torch"})
+    makes: ClassVar[str] = "torch"
+    needs: ClassVar[frozenset[str]] = frozenset({"data", "training", "original"})
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "transformers", "accelerate", "onnxruntime", "numpy")
+
+    epochs: int = 5
+    feature_epochs: int = 2
+    temperature: float = 2.5
+    alpha: float = 0.5
+    layers: dict[str, str] = field(default_factory=dict)
+    batch: int = 32
+    rate: float = 0.0
+    patience: int = 3
+    decay: float = 0.01
+    shapes: dict[str, list[int | str]] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the options; UsageError for numbers that are none."""
+        check_training(self.name, epochs=self.epochs, batch=self.batch, rate=self.rate, patience=self.patience)
+        if not 0 <= self.alpha <= 1:
+            raise UsageError(f"alpha {self.alpha}", where=f"{self.name}: alpha", remedy="Between 0 and 1.")
+        if not self.temperature > 0:
+            remedy = "A positive number, e.g. 2.5."
+            raise UsageError(f"temperature {self.temperature}", where=f"{self.name}: temperature", remedy=remedy)
+
+    def run(self, inputs: Inputs, out: Path, context: Context) -> dict[str, Any]:
+        """Write the trained network; see `Stage.run`.
+
+        Facts: `features` (pairs of layers, losses by epoch, or None), `training` (see the stage `finetune`) and
+        `findings`.
+
+        Raises:
+            InputError: the classes of teacher and student differ, too few samples, labels that fit no output, or a
+                loss that is not finite (module named).
+            UsageError: a layer that is named is not there.
+            TargetError: torch or another library is missing, the disk is full, or the deadline passed.
+        """
+        if inputs.teacher is None:
+            raise EdgekitError("distill was run without a teacher")
+        if inputs.teacher[0].files == inputs.artifact.files:
+            return _unchanged(inputs.folder, out)
+        numbers = ("epochs", "feature_epochs", "temperature", "alpha", "batch", "rate", "patience", "decay")
+        arguments = {
+            "folder": os.fspath(inputs.folder.resolve()),
+            "out": os.fspath(out.resolve()),
+            "scratch": os.fspath(context.scratch.resolve()),
+            "feeds": os.fspath(feeds_of(inputs, context)),
+            "labels": list(names_of(inputs)),
+            "teacher": teacher_of(inputs, context, self.shapes, self.dtypes),
+            "threads": context.threads,
+            "seed": context.seed,
+            **{key: getattr(self, key) for key in (*numbers, "layers", "shapes", "dtypes")},
+        }
+        facts: dict[str, Any] = run_in_child(
+            "edgekit.networks.distill:distill",
+            arguments,
+            listen=context.listen,
+            threads=context.threads,
+            deadline=context.deadline,
+            environment={**environment_of(inputs.artifact), **environment_of(inputs.teacher[0])},
+        )
+        return facts
+
+
+def _unchanged(folder: Path, out: Path) -> dict[str, Any]:
+    """Pass the model on: it is its own teacher."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            copy_file(path, out / path.relative_to(folder))
+    text = "nothing is distilled: the model is the original, and no teacher was given"
+    finding = Finding(severity="note", node="", rule="no-teacher", text=text, remedy="Give one with --teacher MODEL.")
+    return {"training": None, "findings": [msgspec.to_builtins(finding)]}

@@ -1,0 +1,83 @@
+"""Train a model of PyTorch further on the user's labels."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from edgekit.networks.child import run_in_child
+from edgekit.networks.feeding import check_training, environment_of, feeds_of
+from edgekit.stage import Context, Inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune:
+    """Fine-tune all parameters on the training split: AdamW, a cosine, and the epoch with the best held-out loss.
+
+    A tenth of the training samples is held out to choose that epoch; where none is better than the start, the model
+    stays as it was. It runs in a child process, writes a checkpoint every epoch and resumes after a kill.
+
+    Attributes:
+        epochs: at most so many passes over the training samples.
+        batch: samples of one step.
+        rate: highest learning rate; 0 takes 0.00005 for models of transformers and 0.001 for others.
+        patience: epochs without a better held-out loss after which training ends.
+        decay: weight decay of matrices and kernels.
+        shapes: as in the stage `capture`; taken over from `--shape`.
+        dtypes: as in the stage `capture`.
+    """
+
+    name: ClassVar[str] = "finetune"
+    revision: ClassVar[int] = 1
+    takes: ClassVar[frozenset[str]] = frozenset({"torch"})
+    makes: ClassVar[str] = "torch"
+    needs: ClassVar[frozenset[str]] = frozenset({"data", "training"})
+    libraries: ClassVar[tuple[str, ...]] = ("torch", "transformers", "accelerate", "numpy")
+
+    epochs: int = 3
+    batch: int = 32
+    rate: float = 0.0
+    patience: int = 3
+    decay: float = 0.01
+    shapes: dict[str, list[int | str]] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the options; UsageError for numbers that are none."""
+        check_training(self.name, epochs=self.epochs, batch=self.batch, rate=self.rate, patience=self.patience)
+
+    def run(self, inputs: Inputs, out: Path, context: Context) -> dict[str, Any]:
+        """Write the trained network; see `Stage.run`.
+
+        Facts: `training`: `epochs`, `kept_epoch` (0: none was better than the start), `history` (losses by epoch),
+        `rate`, `goal`.
+
+        Raises:
+            InputError: too few samples, labels that fit no output, or a loss that is not finite (module named).
+            UsageError: the data has no labels.
+            TargetError: torch or another library is missing, the disk is full, or the deadline passed.
+        """
+        arguments = {
+            "folder": os.fspath(inputs.folder.resolve()),
+            "out": os.fspath(out.resolve()),
+            "scratch": os.fspath(context.scratch.resolve()),
+            "feeds": os.fspath(feeds_of(inputs, context)),
+            "labels": [],
+            "teacher": None,
+            "alpha": 0.0,
+            "temperature": 1.0,
+            "threads": context.threads,
+            "seed": context.seed,
+            **{key: getattr(self, key) for key in ("epochs", "batch", "rate", "patience", "decay", "shapes", "dtypes")},
+        }
+        facts: dict[str, Any] = run_in_child(
+            "edgekit.networks.finetune:finetune",
+            arguments,
+            listen=context.listen,
+            threads=context.threads,
+            deadline=context.deadline,
+            environment=environment_of(inputs.artifact),
+        )
+        return facts
