@@ -117,7 +117,7 @@ class QnnExporter:
         return self.forecast(artifact, folder, profile).figures
 
     def forecast(self, artifact: Artifact, folder: Path, profile: Profile, *, protocol: Protocol = "graph") -> Forecast:
-        """Predict the latency by Qualcomm's own estimate, else the profile's roofline; there is one way to start a run."""
+        """Predict by Qualcomm's own estimate, else the profile's roofline; there is one way to start a run."""
         from edgekit_exporters.qnn.latency import predict
 
         del protocol
