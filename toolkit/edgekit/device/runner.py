@@ -181,7 +181,7 @@ def infer(job: Dict[str, Any], folder: str) -> Dict[str, Any]:
     engine = open_engine(job, folder)
     out = os.path.join(folder, job["outputs"])
     os.makedirs(out, exist_ok=True)
-    begun, count, written = time.perf_counter(), 0, []
+    begun, worked, count, written = time.perf_counter(), time.process_time(), 0, []
     for name in job["inputs"]:
         target = os.path.join(out, os.path.basename(name))
         with zipfile.ZipFile(target + ".part", "w", zipfile.ZIP_STORED) as archive:
@@ -196,6 +196,7 @@ def infer(job: Dict[str, Any], folder: str) -> Dict[str, Any]:
         "outputs": written,
         "count": count,
         "seconds": time.perf_counter() - begun,
+        "cpu_seconds": time.process_time() - worked,
     }
 
 
