@@ -24,6 +24,7 @@ def roofline(artifact: Artifact, folder: Path, profile: Profile) -> Forecast:
     """Predict with the profile's roofline, kernel by kernel."""
     from edgekit.graphs.cost import cost_of
     from edgekit.graphs.forecast import forecast
+    from edgekit.graphs.fusion import rules_of
     from edgekit.graphs.rules import usual_shapes
 
-    return forecast(cost_of(folder / MAIN, usual_shapes(artifact)), profile)
+    return forecast(cost_of(folder / MAIN, usual_shapes(artifact)), profile, rules=rules_of("qnn"))
