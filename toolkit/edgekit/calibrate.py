@@ -82,7 +82,7 @@ def calibrate(
         UsageError: no target, or a place where the new profile would not find the one that it extends.
         TargetError: the target cannot be reached, or what it measures may not decide anything.
     """
-    from edgekit.graphs.calibration import fit_machine, scale_machine
+    from edgekit.graphs.calibration import fit_machine, milliseconds, slowdown
     from edgekit.graphs.roofline import constants_of
 
     device = load_profile(profile)
@@ -99,50 +99,78 @@ def calibrate(
     told = [said[key] if key in _SHOWN else f"{key} {said[key]}" for key in (*_SHOWN, *_VERSIONS) if said.get(key)]
     on = f"on {place} ({', '.join(told)}), {today}"
     if models:
-        constants, slower = scale_machine(timed, start)
+        slower = slowdown(timed, start)
         what = "; ".join(f"{item.name} took {item.ms:.4g} ms" for item in timed)
         source = f"measured {on}: {device.name} scaled by {1 / slower:.3g}, because {what}"
+        tables = scaled_tables(device, slower)
         spread, why = device.roofline.spread.value, f"{device.roofline.spread.source}; scaled since, {source}"
-        ratios = {item.name: _ratio(item, constants) for item in timed}
+        ratios = {item.name: slower * milliseconds(item.work, start) / item.ms for item in timed}
     else:
         found = fit_machine(timed, start)
-        constants, spread, ratios = found.constants, found.spread, found.ratios
+        tables = fitted_tables(device, found.constants)
+        spread, ratios = found.spread, found.ratios
         source = f"measured {on}: fitted to {len(timed)} small graphs"
         why = f"measured {on}: each of {found.networks} small networks predicted by a fit without it"
     with replacing(path) as file:
-        file.write(overlay(profile, device, constants, spread, source=source, why=why).encode())
+        file.write(overlay(profile, device, tables, source, (spread, why)).encode())
     measured = {item.name: item.ms for item in timed}
     return Calibrated(path=path, profile=profile, target=place, spread=spread, ratios=ratios, measured=measured)
 
 
-def overlay(profile: str, device: Profile, constants: Constants, spread: float, *, source: str, why: str) -> str:
-    """Write a profile that extends `profile` with measured constants.
+Tables = dict[str, dict[str, float]]
+"""Table of a profile -> key -> value."""
 
-    Args:
-        profile: name or path of the profile that was calibrated.
-        device: the same, loaded.
-        constants: what was found; the shares of the peaks are 1.
-        spread: factor of the 90 % interval.
-        source: says how the constants were obtained.
-        why: says how the interval was.
-    """
-    tera, half = [peak / 1e12 for peak in constants.peaks], device.compute.fp16_tops is not None
-    tables: dict[str, dict[str, float]] = {
+
+def fitted_tables(device: Profile, constants: Constants) -> Tables:
+    """Return what a profile holds for fitted constants: the peaks are rates that are reached, their shares 1."""
+    tera = [peak / 1e12 for peak in constants.peaks]
+    launch = constants.launch * 1e6
+    plain = device.roofline.launch_plain_us
+    return {
         "memory": {"bandwidth_gbs": constants.bandwidth / 1e9},
         "compute": {
             "fp32_tops": tera[0],
-            **({"fp16_tops": tera[1]} if half else {}),
+            **({"fp16_tops": tera[1]} if device.compute.fp16_tops is not None else {}),
             **({"int8_tops": tera[2]} if device.compute.int8_tops is not None else {}),
         },
         "roofline": {
             **dict.fromkeys(("fp32", "fp16", "int8", "bandwidth"), 1.0),
             **{name: getattr(constants, name) for name in ("depthwise", "grouped", "recurrent", "vector")},
             **({"cache_gbs": constants.cache_bandwidth / 1e9} if constants.cache_bandwidth else {}),
-            "launch_us": constants.launch * 1e6,
+            "launch_us": launch,
+            **({"launch_plain_us": plain.value * launch / device.roofline.launch_us.value} if plain else {}),
         },
     }
+
+
+def scaled_tables(device: Profile, slower: float) -> Tables:
+    """Return what a profile holds for a device that is so many times slower in everything."""
+    known, shares = device.compute, device.roofline
+    rates = {"fp32_tops": known.fp32_tops, "fp16_tops": known.fp16_tops, "int8_tops": known.int8_tops}
+    launches = {"launch_us": shares.launch_us, "launch_plain_us": shares.launch_plain_us}
+    return {
+        "memory": {"bandwidth_gbs": device.memory.bandwidth_gbs.value / slower},
+        "compute": {name: rate.value / slower for name, rate in rates.items() if rate},
+        "roofline": {
+            **({"cache_gbs": shares.cache_gbs.value / slower} if shares.cache_gbs else {}),
+            **{name: launch.value * slower for name, launch in launches.items() if launch},
+        },
+    }
+
+
+def overlay(profile: str, device: Profile, tables: Tables, source: str, interval: tuple[float, str]) -> str:
+    """Write a profile that extends `profile` with measured values.
+
+    Args:
+        profile: name or path of the profile that was calibrated.
+        device: the same, loaded.
+        tables: what was found.
+        source: says how.
+        interval: the factor of the 90 % interval, and where it comes from.
+    """
+    spread, why = interval
     lines = [
-        f"# Written by `edgekit profiles calibrate {profile}`. Peaks are rates that were reached: their shares are 1.",
+        f"# Written by `edgekit profiles calibrate {profile}`.",
         f"extends = {json.dumps(Path(profile).stem)}",
         f"title = {json.dumps(f'{device.title}, calibrated')}",
     ]
@@ -150,9 +178,9 @@ def overlay(profile: str, device: Profile, constants: Constants, spread: float, 
         lines += ["", f"[{table}]"]
         lines += [_line(name, value, source) for name, value in values.items()]
     lines.append(_line("spread", spread, why))
-    if device.roofline.spread_unlike is not None:
-        wide = max(device.roofline.spread_unlike.value, spread)
-        lines.append(_line("spread_unlike", wide, device.roofline.spread_unlike.source))
+    unlike = device.roofline.spread_unlike
+    if unlike is not None and unlike.value < spread:
+        lines.append(_line("spread_unlike", spread, why))
     return "\n".join(lines) + "\n"
 
 
@@ -253,9 +281,3 @@ def _undisturbed(machine: Target, median: float) -> float:
 
     series = getattr(machine, "details", {}).get("series_ms")
     return float(np.quantile(series, _UNDISTURBED)) if series else median
-
-
-def _ratio(item: Timed, constants: Constants) -> float:
-    from edgekit.graphs.calibration import milliseconds
-
-    return milliseconds(item.work, constants) / item.ms

@@ -98,22 +98,9 @@ def fit_machine(timed: Sequence[Timed], start: Constants) -> Machine:
     )
 
 
-def scale_machine(timed: Sequence[Timed], start: Constants) -> tuple[Constants, float]:
-    """Scale every constant by one factor: what a few measured models allow.
-
-    Returns:
-        The constants, and how many times slower the machine is than they said before.
-    """
-    slower = float(np.exp(np.median([math.log(item.ms / milliseconds(item.work, start)) for item in timed])))
-    origin = _reached(start)
-    scaled = dataclasses.replace(
-        origin,
-        peaks=(origin.peaks[0] / slower, origin.peaks[1] / slower, origin.peaks[2] / slower),
-        bandwidth=origin.bandwidth / slower,
-        cache_bandwidth=origin.cache_bandwidth / slower,
-        launch=origin.launch * slower,
-    )
-    return scaled, slower
+def slowdown(timed: Sequence[Timed], known: Constants) -> float:
+    """Return how many times slower a machine is than its constants say: the median of what was measured."""
+    return float(np.exp(np.median([math.log(item.ms / milliseconds(item.work, known)) for item in timed])))
 
 
 def _unseen(timed: Sequence[Timed], models: Sequence[str], fit: object) -> Numbers:

@@ -59,7 +59,7 @@ class _Sheet:
 
     def noise(self, *shape: int) -> npt.NDArray[np.float32]:
         fan = int(np.prod(shape[1:])) if len(shape) > 2 else shape[0]  # noqa: PLR2004 - convolutions
-        made: npt.NDArray[np.float32] = self.rng.standard_normal(shape, np.float32) / np.float32(fan**0.5)
+        made: npt.NDArray[np.float32] = self.rng.standard_normal(shape, np.float32) * np.float32((2 / fan) ** 0.5)
         return made
 
     def node(self, op: str, *inputs: str, **attributes: Any) -> str:
