@@ -26,7 +26,9 @@ class Net(torch.nn.Module):
         self.labels = [CLASSES[index] for index in order] if classes == 3 else []
         self.body = torch.nn.Sequential(
             *(
-                torch.nn.Sequential(torch.nn.Conv2d(n, width, 3, padding=1), torch.nn.BatchNorm2d(width), torch.nn.ReLU())
+                torch.nn.Sequential(
+                    torch.nn.Conv2d(n, width, 3, padding=1), torch.nn.BatchNorm2d(width), torch.nn.ReLU()
+                )
                 for n in (1, width)
             )
         )

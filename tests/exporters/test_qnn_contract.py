@@ -26,7 +26,6 @@ from edgekit.profile import load_profile
 from edgekit.stage import Context, Inputs
 from edgekit.target import Bundle
 from edgekit.targets import open_target
-from htp_networks import ARCHITECTURES
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("onnxruntime_qnn") is None, reason="needs the extra qnn (onnxruntime-qnn, x86-64 Linux)"
