@@ -71,8 +71,8 @@ def test_an_alias_is_its_device_under_another_name(alias: str, device: str) -> N
     assert f"{device}.toml" in origins(alias).values()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("jetson")])
-def test_jetson_peaks_follow_from_multiprocessors_and_clock(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("jetson") and "thor" not in name])
+def test_jetson_orin_peaks_follow_from_multiprocessors_and_clock(name: str) -> None:
     compute = load_profile(name).compute
     assert compute.int8_tops is not None
     assert compute.fp16_tops is not None
@@ -87,6 +87,15 @@ def test_jetson_peaks_follow_from_multiprocessors_and_clock(name: str) -> None:
     gpu_only = "with the DLA" not in compute.int8_tops.source
     assert 2 * dense <= int(published[1]) * 1.03
     assert not gpu_only or 2 * dense == pytest.approx(int(published[1]), rel=0.03)
+
+
+def test_thor_is_told_to_be_estimated() -> None:
+    found = load_profile("jetson-agx-thor")
+    assert found.compute.int8_tops is not None
+    assert found.compute.int8_tops.estimated
+    assert found.roofline.int8.estimated
+    assert found.roofline.spread.value >= 2
+    assert found.roofline.spread_unlike == found.roofline.spread, "what was fitted on Orin is not taken over"
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if load_profile(name).family == "snapdragon"])

@@ -111,6 +111,9 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         plan = make_plan(chosen, device, exporter, given)
         if dry_run:
             return _planned(plan)
+        if place:
+            with open_target(place, device) as machine:
+                machine.reach()  # an hour of work is not lost to a machine that is off
 
         pipeline = Pipeline(
             store=shelf,

@@ -51,9 +51,10 @@ def predict(desk: Desk, artifact: Artifact, folder: Path, profile: Profile, *, c
     """
     from edgekit.graphs.cost import cost_of
     from edgekit.graphs.forecast import forecast
+    from edgekit.graphs.fusion import rules_of
     from edgekit.graphs.rules import usual_shapes
 
-    base = forecast(cost_of(folder / MAIN, usual_shapes(artifact)), profile)
+    base = forecast(cost_of(folder / MAIN, usual_shapes(artifact)), profile, rules=rules_of("qnn"))
     how = profile.settings.get("htp", {}).get("estimate", "none")
     if not compiles or how == "none":
         return base

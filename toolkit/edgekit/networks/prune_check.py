@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from edgekit.networks.coupling import Slot
+from edgekit.networks.coupled import Slot
 from edgekit.networks.network import Network
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgekit.networks.coupling import Coupling, Size, Slot
+from edgekit.networks.coupled import Coupling, Size, Slot
 from edgekit.networks.prune_apply import Kept, Numbers, find
 
 if TYPE_CHECKING:
