@@ -19,19 +19,16 @@ import torch
 
 CLASSES = ["bright", "dark", "striped"]
 
+def block(inputs, outputs):
+    conv = torch.nn.Conv2d(inputs, outputs, 3, padding=1)
+    return torch.nn.Sequential(conv, torch.nn.BatchNorm2d(outputs), torch.nn.ReLU())
+
 class Net(torch.nn.Module):
     def __init__(self, width=32, seed=0, order=(0, 1, 2), classes=3):
         super().__init__()
         torch.manual_seed(seed)
         self.labels = [CLASSES[index] for index in order] if classes == 3 else []
-        self.body = torch.nn.Sequential(
-            *(
-                torch.nn.Sequential(
-                    torch.nn.Conv2d(n, width, 3, padding=1), torch.nn.BatchNorm2d(width), torch.nn.ReLU()
-                )
-                for n in (1, width)
-            )
-        )
+        self.body = torch.nn.Sequential(block(1, width), block(width, width))
         self.head = torch.nn.Linear(width, classes)
 
     def forward(self, x):
