@@ -117,11 +117,14 @@ class QnnExporter:
         return predict(self._desk, artifact, folder, profile, compiles=self._why_not(profile) is None)
 
     def forecast(self, artifact: Artifact, folder: Path, profile: Profile, *, protocol: Protocol = "graph") -> Forecast:
-        """Predict with the profile's roofline, kernel by kernel; there is one way to start a run."""
+        """Predict kernel by kernel with the profile's roofline; figures that `estimate` has take precedence."""
         from edgekit_exporters.qnn.latency import roofline
 
-        del protocol
-        return roofline(artifact, folder, profile)
+        del protocol  # there is one way to start a run
+        found, figures = roofline(artifact, folder, profile), self.estimate(artifact, folder, profile)
+        known = {figure.name for figure in figures}
+        rest = [figure for figure in found.figures if figure.name not in known]
+        return msgspec.structs.replace(found, figures=(*figures, *rest))
 
     def _why_not(self, profile: Profile) -> str | None:
         """Say why nothing can be compiled for a profile; None when it can."""
