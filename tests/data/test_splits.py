@@ -70,10 +70,10 @@ def test_every_sample_of_distinct_content_is_somewhere(count, limit, training):
         ({"training": 100, "validation": 50}, (50, 50, 50)),
         ({"training": 100, "validation": 40, "evaluation": 50}, (40, 100, 50)),
         ({"training": 100, "calibration": 30, "validation": 40, "evaluation": 50}, (30, 100, 50)),
-        ({"calibration": 30, "evaluation": 50}, (30, 0, 50)),
+        ({"calibration": 30, "evaluation": 50}, (15, 15, 50)),
         ({"calibration": 30}, (30, 0, 0)),
-        ({"calibration": 300, "evaluation": 50}, (256, 0, 50)),
-        ({"validation": 40, "evaluation": 50}, (40, 0, 50)),
+        ({"calibration": 300, "evaluation": 50}, (64, 236, 50)),
+        ({"validation": 40, "evaluation": 50}, (20, 20, 50)),
         ({"evaluation": 100}, (50, 35, 15)),
         ({"training": 100}, (50, 35, 15)),
         ({"training": 100, "calibration": 30}, (30, 70, 30)),
@@ -138,3 +138,14 @@ def test_asking_for_no_samples_is_a_usage_error(tmp_path, vectors):
     np.save(tmp_path / "a.npy", vectors)
     with pytest.raises(UsageError):
         open_dataset(str(tmp_path / "a.npy"), SPEC, limit=0)
+
+
+def test_calibration_samples_are_trained_on_where_there_are_no_others():
+    content = {("calibration", index): bytes([index, 0]) for index in range(200)}
+    content |= {("evaluation", index): bytes([index, 1]) for index in range(50)}
+    findings = []
+    found = split(content, limit=None, training=True, seed=0, findings=findings)
+    assert (len(found.calibration), len(found.training), len(found.evaluation)) == (64, 136, 50)
+    assert {*found.calibration, *found.training} == {("calibration", index) for index in range(200)}
+    assert [finding.rule for finding in findings] == ["data-no-training-split"]
+    assert not split(content, limit=None, training=False, seed=0, findings=[]).training

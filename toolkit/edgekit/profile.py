@@ -130,6 +130,26 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     int64: bool = True
 
 
+class Preferences(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What layers the engine runs at its best.
+
+    Attributes:
+        multiple: numbers of channels that fill its vectors or tensor cores are multiples of it.
+        sparsity: patterns of zeros in weights that it computes faster: `2:4`.
+    """
+
+    multiple: int = 8
+    sparsity: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what is no multiple or no pattern."""
+        if not 1 <= self.multiple <= 1024:  # noqa: PLR2004 - wider than any engine's vectors
+            raise ValueError(f"`multiple` is 1 to 1024, not {self.multiple}")
+        for pattern in self.sparsity:
+            if not re.fullmatch(r"[1-9]\d?:[1-9]\d?", pattern):
+                raise ValueError(f"a pattern of sparsity is `2:4`, not `{pattern}`")
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A device.
 
@@ -159,6 +179,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     compute: Compute
     roofline: Roofline
     graph: Graph = Graph()
+    layers: Preferences = Preferences()
     target: str = ""
     modules: tuple[str, ...] = ()
     budget: dict[str, str] = {}

@@ -18,6 +18,8 @@ from edgekit.errors import UsageError, did_you_mean
 from edgekit.profile import Profile
 
 STAGES = {
+    "prune-channels": "edgekit.stages.prune_channels:PruneChannels",
+    "prune-weights": "edgekit.stages.prune_weights:PruneWeights",
     "finetune": "edgekit.stages.finetune:Finetune",
     "distill": "edgekit.stages.distill:Distill",
     "capture": "edgekit.stages.capture:Capture",
@@ -28,6 +30,7 @@ STAGES = {
     "equalize": "edgekit.stages.equalize:Equalize",
     "quantize-int8": "edgekit.stages.quantize_int8:QuantizeInt8",
     "quantize-int4": "edgekit.stages.quantize_int4:QuantizeInt4",
+    "quantize-aware-train": "edgekit.stages.quantize_aware_train:QuantizeAwareTrain",
 }
 """Stage name -> `module:Class`. Adding a stage is one file and one line here."""
 

@@ -61,6 +61,8 @@ class QnnExporter:
             ops=("Conv", "ConvTranspose", "MatMul", "Gemm"),
             carry=_CARRY,
             stored_per_channel=False,
+            whole="prefer" if profile.settings.get("htp", {}).get("fp16", True) else "must",
+            precisions=("w8a8", "w8a16", "w4a16"),
             int4="none",  # the HTP wants 16-bit activations beside 4-bit weights in blocks, these stay float
             max_opset=profile.graph.max_opset,
             max_ir=profile.graph.max_ir,
@@ -111,20 +113,15 @@ class QnnExporter:
         return facts
 
     def estimate(self, artifact: Artifact, folder: Path, profile: Profile) -> tuple[Figure, ...]:
-        """Predict the latency: Qualcomm's own estimate where its compiler has one, else the profile's roofline."""
-        from edgekit_exporters.qnn.latency import predict
-
-        return predict(self._desk, artifact, folder, profile, compiles=self._why_not(profile) is None)
+        """Predict latency and memory; see `forecast`."""
+        return self.forecast(artifact, folder, profile).figures
 
     def forecast(self, artifact: Artifact, folder: Path, profile: Profile, *, protocol: Protocol = "graph") -> Forecast:
-        """Predict kernel by kernel with the profile's roofline; figures that `estimate` has take precedence."""
-        from edgekit_exporters.qnn.latency import roofline
+        """Predict by Qualcomm's own estimate, else the profile's roofline; there is one way to start a run."""
+        from edgekit_exporters.qnn.latency import predict
 
-        del protocol  # there is one way to start a run
-        found, figures = roofline(artifact, folder, profile), self.estimate(artifact, folder, profile)
-        known = {figure.name for figure in figures}
-        rest = [figure for figure in found.figures if figure.name not in known]
-        return msgspec.structs.replace(found, figures=(*figures, *rest))
+        del protocol
+        return predict(self._desk, artifact, folder, profile, compiles=self._why_not(profile) is None)
 
     def _why_not(self, profile: Profile) -> str | None:
         """Say why nothing can be compiled for a profile; None when it can."""

@@ -89,6 +89,8 @@ class TensorRTExporter:
             "graphs": artifact.facts["graphs"],
             "build": BUILD,
         }
+        if profile.settings.get("tensorrt", {}).get("dla", False):
+            facts["dla_core"] = 0
         return facts | ({"shapes": shapes} if shapes else {})
 
     def estimate(self, artifact: Artifact, folder: Path, profile: Profile) -> tuple[Figure, ...]:

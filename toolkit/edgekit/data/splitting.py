@@ -5,8 +5,9 @@ Sizes, for n readable samples, c asked calibration samples (256 when none are as
 - Nothing says it, n >= 20: calibration gets min(c, max(n / 5, min(n / 2, 64))), evaluation the rest; when a stage
   trains, evaluation gets 30 % of that rest and training 70 %.
 - Folders or files say it: evaluation is what is called so (else validation); calibration is what is called so, else
-  validation (when there is an evaluation split too), else as many samples of training as above; at most c. What is
-  in evaluation is dropped from calibration and training, what is in calibration from training.
+  validation (when there is an evaluation split too), else as many samples of training as above; at most c. When a
+  stage trains and nothing is called training, what calibration does not need trains. What is in evaluation is dropped
+  from calibration and training, what is in calibration from training.
 """
 
 from __future__ import annotations
@@ -112,7 +113,11 @@ def _assign(
     pool = by_role.get("calibration") or (validates if validates is not found.evaluation else [])
     calibrates, dropped = _without(pool, taken, content)
     trains, more = _without(trains, taken, content)
-    if calibrates:
+    if calibrates and training and not trains and found.evaluation:
+        found.calibration, rest = _fill(_groups(calibrates, content, seed), calibration_size(len(calibrates), limit))
+        trains = [key for group in rest for key in group]
+        findings.append(_shared(len(trains)))
+    elif calibrates:
         found.calibration = [key for group in _groups(calibrates, content, seed) for key in group][:asked]
     elif trains:
         groups = _groups(trains, content, seed)
@@ -170,6 +175,14 @@ def _only(role: Role) -> Finding:
             remedy="Add a folder or file 'evaluation' with samples that the model has not seen.",
         )
     return noted("data-one-split", text=f"only a split for {role}: calibration samples are taken out of it")
+
+
+def _shared(count: int) -> Finding:
+    return warned(
+        "data-no-training-split",
+        text=f"no samples for training: {count} of those for calibration are trained on",
+        remedy="Add a folder or file 'training' with as many samples as there are.",
+    )
 
 
 def _tell_dropped(evaluation: int, calibration: int, findings: list[Finding]) -> None:

@@ -50,18 +50,20 @@ def probe(root: str = "/", tool: Optional[Tool] = None) -> Dict[str, Any]:
         tool: runs an argv list and returns its standard output, or None when it cannot.
 
     Returns:
-        `machine`, `system`, `release`, `os`, `python`, `cpu` {model, features, cores}, `memory_bytes`, `modules` (ids
-        by which a profile recognizes a board), `board`, `runtimes` {numpy, onnxruntime, tensorrt, trtexec}, `gpu`,
-        `jetson` {l4t, packages, power_mode, cuda} and `state` (see `state`). What is unknown is left out.
+        `machine`, `emulator` (what pretends to be it), `system`, `release`, `os`, `python`,
+        `cpu` {model, features, cores}, `memory_bytes`, `modules` (ids by which a profile recognizes a board), `board`,
+        `runtimes` {numpy, onnxruntime, tensorrt, trtexec}, `gpu`, `jetson` {l4t, packages, power_mode, cuda} and
+        `state` (see `state`). What is unknown is left out.
     """
     ask = tool or run_tool
     fields = {
         "machine": platform.machine,
+        "emulator": lambda: emulator(root),
         "system": platform.system,
         "release": platform.release,
         "python": platform.python_version,
         "os": lambda: os_name(read(root, "etc/os-release")),
-        "cpu": lambda: cpu(read(root, "proc/cpuinfo"), ask),
+        "cpu": lambda: cpu(read(root, "proc/cpuinfo"), (lambda _: None) if emulator(root) else ask),
         "memory_bytes": lambda: memory_bytes(read(root, "proc/meminfo")),
         "board": lambda: read(root, "proc/device-tree/model").strip("\0 \n"),
         "modules": lambda: modules(root),
@@ -80,6 +82,18 @@ def probe(root: str = "/", tool: Optional[Tool] = None) -> Dict[str, Any]:
         if value not in (None, "", {}, []):
             found[name] = value
     return found
+
+
+def emulator(root: str = "/", arch: Optional[str] = None) -> str:
+    """Return the name of the emulator that this process runs in; empty on a real machine.
+
+    QEMU in user mode leaves the host's /proc as it is: an Arm processor with the words of an x86 one is emulated.
+    """
+    named = os.environ.get("EDGEKIT_EMULATOR_NAME", "") if root == "/" else ""
+    foreign = (arch or platform.machine()) in ("aarch64", "armv7l") and re.search(
+        r"^(?:vendor_id|cpu family)\s*:", read(root, "proc/cpuinfo"), re.MULTILINE
+    )
+    return named or ("emulated-{}".format(arch or platform.machine()) if foreign else "")
 
 
 def read(root: str, path: str, limit: int = 1 << 20) -> str:

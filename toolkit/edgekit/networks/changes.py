@@ -20,6 +20,9 @@ WEIGHTS_ONLY = "weights"
 
 CHANGES = {
     WEIGHTS_ONLY: "edgekit.networks.changes:keep_structure",
+    "channels": "edgekit.networks.prune_apply:shrink",
+    "layers": "edgekit.networks.prune_apply:drop_layers",
+    "zeros": "edgekit.networks.prune_weights:hold_zeros",
 }
 """Kind of change -> `module:function` of type `Apply`. Adding a kind is one line here."""
 

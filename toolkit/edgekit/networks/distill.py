@@ -41,7 +41,7 @@ def distill(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     torch.set_num_threads(int(arguments["threads"]))
     network, feeds = opened(arguments)
     runner = runner_of(network)
-    goal = make_goal(runner, network, feeds, arguments, tell)
+    goal = make_goal(runner, feeds, arguments, tell)
     schedule, scratch = schedule_of(arguments, network), Path(arguments["scratch"])
     findings = [*network.findings, *goal.findings]
     features = _match_features(runner, network, feeds, goal, arguments, tell, findings)

@@ -48,7 +48,7 @@ def finetune(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     torch.set_num_threads(int(arguments["threads"]))
     network, feeds = opened(arguments)
     runner = runner_of(network)
-    goal = make_goal(runner, network, feeds, arguments, tell)
+    goal = make_goal(runner, feeds, arguments, tell)
     schedule = schedule_of(arguments, network)
     scratch = Path(arguments["scratch"])
     fitted = fit(runner, feeds, goal.loss(), schedule, scratch=scratch / "train", tell=tell)
@@ -61,6 +61,7 @@ def opened(arguments: dict[str, Any]) -> tuple[Network, Feeds]:
     """Rebuild the network, checked against what it is fed with, and map its training samples."""
     network = rebuild(Path(arguments["folder"]), shapes=arguments["shapes"], dtypes=arguments["dtypes"])
     feeds = Feeds(Path(arguments["feeds"]), seed=int(arguments["seed"]), batch=int(arguments["batch"]))
+    check_inputs(network, feeds)
     return network, feeds
 
 
@@ -68,7 +69,7 @@ def schedule_of(arguments: dict[str, Any], network: Network) -> Schedule:
     """Return the schedule that a stage asked for; a rate of 0 becomes what suits the kind of model."""
     return Schedule(
         epochs=int(arguments["epochs"]),
-        rate=float(arguments["rate"]) or (5e-5 if network.pretrained else 1e-3),
+        rate=float(arguments["rate"]) or (5e-5 if network.pretrained else 3e-4),
         patience=int(arguments["patience"]),
         decay=float(arguments["decay"]),
         seed=int(arguments["seed"]),
@@ -121,14 +122,13 @@ class Goal:
         return found
 
 
-def make_goal(runner: torch.nn.Module, network: Network, feeds: Feeds, arguments: dict[str, Any], tell: Tell) -> Goal:
+def make_goal(runner: torch.nn.Module, feeds: Feeds, arguments: dict[str, Any], tell: Tell) -> Goal:
     """Settle what a network is trained for, from its outputs and the teacher's on one batch.
 
     Raises:
         InputError: labels, outputs and teacher do not fit together.
         UsageError: there is neither a label nor a teacher.
     """
-    check_inputs(network, feeds)
     batch, outputs = next(iter(outputs_of(runner, feeds, feeds.held_out())))
     task = find_task(outputs, batch.labels) if batch.labels is not None else None
     teacher = open_teacher(arguments["teacher"], feeds, tell) if arguments["teacher"] else None

@@ -1,0 +1,194 @@
+"""A quantized ONNX graph as a torch module that computes what the graph computes, and learns its integers.
+
+Every integer weight is learned as a float in units of its step, rounded where it is used; gradients pass the rounding
+straight (Bengio et al., 2013). Scales can be learned too, as LSQ has it (Esser et al., 2020). The graph's own
+QuantizeLinear and DequantizeLinear nodes are the only place where values are rounded: what is learned is written back
+into the same initializers, and the graph stays what the runtime's dialect made it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from edgekit.errors import UnsupportedError
+from edgekit.networks import graph_ops
+from edgekit.networks import graph_shapes as _shapes  # noqa: F401 - enters its operators
+from edgekit.networks.graph_layout import BLOCKED, ZERO, Array, Bias, Layout, Node, Weight
+from edgekit.networks.graph_quantized import along, round_straight
+
+_SMALLEST_RATIO = 1e-3
+_BIAS_LIMIT = 2.0**31 - 1
+_REMEDY = "Leave the stage quantize-aware-train out, or export the model with plainer operators."
+
+
+class GraphModule(torch.nn.Module):
+    """Runs a graph: input name -> tensor to output name -> tensor.
+
+    Args:
+        path: the ONNX file.
+        learn_scales: whether the scales of Q/DQ pairs and weights are learned.
+        bits: of int8 weights, sign included: 7 for CPUs whose products saturate.
+
+    Raises:
+        UnsupportedError: an operator that has no counterpart here, or control flow; names the node.
+    """
+
+    def __init__(self, path: Path, *, learn_scales: bool = False, bits: int = 8) -> None:
+        super().__init__()
+        self.layout = layout = Layout(path, bits=bits)
+        _check_operators(layout.nodes)
+        self.weights, self.biases = layout.weights, layout.biases
+        self.latents = torch.nn.ParameterList([_floats(_steps(weight, layout)) for weight in self.weights])
+        self.bias_values = torch.nn.ParameterList(
+            [_floats(layout.arrays[b.name] * layout.arrays[b.scale].astype(np.float64)) for b in self.biases]
+        )
+        self.scale_names = layout.scales() if learn_scales else []
+        self.ratios = torch.nn.ParameterList([torch.ones(layout.arrays[name].shape) for name in self.scale_names])
+        self.float_names = layout.float_weights()
+        self.floats = torch.nn.ParameterList([_floats(layout.arrays[name]) for name in self.float_names])
+        names = [w.name for w in self.weights] + [b.name for b in self.biases] + self.float_names
+        self.constants = [name for name in layout.arrays if name not in set(names)]
+        for number, name in enumerate(self.constants):
+            self.register_buffer(f"constant_{number}", torch.from_numpy(layout.carried(name)), persistent=False)
+
+    def forward(self, feed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Run the graph."""
+        known: dict[str, Any] = {"": None, **feed, **self._values()}
+        for node in self.layout.nodes:
+            made = self._run(node, [known[name] for name in node.inputs])
+            known.update(zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=False))
+        return {name: known[name] for name in self.layout.outputs}
+
+    def _run(self, node: Node, given: list[Any]) -> Any:
+        if node.op == "Constant":
+            return _constant(node)
+        if node.op == "Reshape" and self.layout.blocked(node.outputs[0]):
+            return given[0]  # codes in blocks keep their rows and blocks
+        if node.op in BLOCKED and len(given) > ZERO and given[ZERO] is not None:
+            given[ZERO] = _cut(given[ZERO], given[BLOCKED[node.op]])
+        try:
+            return graph_ops.OPERATORS[node.op](given, node.attributes)
+        except NotImplementedError as error:
+            raise UnsupportedError(f"{error} cannot be trained through", where=node.name, remedy=_REMEDY) from None
+
+    # --- values of initializers --------------------------------------------------------------------------------------
+
+    def _values(self) -> dict[str, torch.Tensor]:
+        """Return every initializer as it is used now."""
+        found: dict[str, torch.Tensor] = {
+            name: getattr(self, f"constant_{number}") for number, name in enumerate(self.constants)
+        }
+        found |= dict(zip(self.float_names, self.floats, strict=True))
+        ratios = self._ratios()
+        for name, ratio in ratios.items():
+            found[name] = found[name] * ratio
+        for weight, latent in zip(self.weights, self.latents, strict=True):
+            steps = _in_steps(weight, latent, ratios)
+            found[weight.name] = round_straight(steps).clamp(weight.low, weight.high)
+        for bias, value in zip(self.biases, self.bias_values, strict=True):
+            found[bias.scale] = step = self._bias_step(bias, found)
+            found[bias.name] = round_straight(value / step).clamp(-_BIAS_LIMIT, _BIAS_LIMIT)
+        return found
+
+    def _ratios(self) -> dict[str, torch.Tensor]:
+        """Return scale -> what it is now, in units of what it was."""
+        pairs = zip(self.scale_names, self.ratios, strict=True)
+        return {name: ratio.clamp_min(_SMALLEST_RATIO) for name, ratio in pairs}
+
+    def _bias_step(self, bias: Bias, found: dict[str, torch.Tensor]) -> torch.Tensor:
+        stored = found[bias.scale]
+        if not {bias.activation, bias.weight} & set(self.scale_names):
+            return stored
+        return found[bias.activation].reshape(()) * found[bias.weight].reshape(stored.shape)
+
+    # --- what training needs -----------------------------------------------------------------------------------------
+
+    def distance_to_grid(self) -> torch.Tensor:
+        """Return the mean squared distance of all weights to their nearest integers, in steps."""
+        ratios = self._ratios()
+        parts = [_in_steps(weight, latent, ratios) for weight, latent in zip(self.weights, self.latents, strict=True)]
+        count = sum(steps.numel() for steps in parts)
+        return torch.stack([((steps - steps.detach().round()) ** 2).sum() for steps in parts]).sum() / count
+
+    def integers(self) -> list[torch.Tensor]:
+        """Return the integers of every weight as they would be written now."""
+        with torch.no_grad():
+            ratios = self._ratios()
+            return [
+                _in_steps(weight, latent, ratios).round().clamp(weight.low, weight.high)
+                for weight, latent in zip(self.weights, self.latents, strict=True)
+            ]
+
+    def clip(self) -> None:
+        """Keep latent weights within their bounds: beyond them there is no gradient that could bring them back."""
+        with torch.no_grad():
+            for ratio in self.ratios:
+                ratio.clamp_(min=_SMALLEST_RATIO)
+            ratios = self._ratios()
+            for weight, latent in zip(self.weights, self.latents, strict=True):
+                steps = _in_steps(weight, latent, ratios).clamp(weight.low, weight.high)
+                latent.copy_(steps * _unit(weight, latent, ratios))
+
+    def learned(self) -> dict[str, Array]:
+        """Return the values of every initializer that training may have changed, as the graph stores them.
+
+        Codes of 4 bits that are not packed in bytes come as one integer each.
+        """
+        found: dict[str, Array] = {}
+        with torch.no_grad():
+            values = self._values()
+        for weight, codes in zip(self.weights, self.integers(), strict=True):
+            plain = codes.cpu().numpy().astype(np.int32)
+            found[weight.name] = weight.packed.pack(plain) if weight.packed else plain
+        for bias in self.biases:
+            found[bias.name] = values[bias.name].detach().double().cpu().numpy().astype(np.int32)
+            found[bias.scale] = values[bias.scale].detach().cpu().numpy().astype(np.float32)
+        for name in [*self.scale_names, *self.float_names]:
+            found[name] = values[name].detach().cpu().numpy().astype(np.float32)
+        return found
+
+
+def _steps(weight: Weight, layout: Layout) -> Array:
+    values = layout.arrays[weight.name]
+    return weight.packed.unpack(values) if weight.packed else values
+
+
+def _floats(values: Array) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, np.float32))
+
+
+def _in_steps(weight: Weight, latent: torch.Tensor, ratios: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return a latent weight in units of its scale as it is now."""
+    found: torch.Tensor = latent / _unit(weight, latent, ratios)
+    return found
+
+
+def _unit(weight: Weight, latent: torch.Tensor, ratios: dict[str, torch.Tensor]) -> Any:
+    if weight.scale not in ratios:
+        return 1.0
+    return along(ratios[weight.scale], latent, weight.axis or 0, weight.block)
+
+
+def _cut(zeros: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """Leave out the zero points that only fill up a last byte."""
+    found: torch.Tensor = zeros.reshape(codes.shape[0], -1)[:, : codes.shape[1]]
+    return found
+
+
+def _check_operators(nodes: list[Node]) -> None:
+    graph_ops.enter_elementwise()
+    for node in nodes:
+        if node.op not in graph_ops.OPERATORS and node.op != "Constant":
+            raise UnsupportedError(f"{node.op} cannot be trained through", where=node.name, remedy=_REMEDY)
+
+
+def _constant(node: Node) -> torch.Tensor:
+    for key in ("value", "value_float", "value_int", "value_floats", "value_ints"):
+        if key in node.attributes:
+            value = node.attributes[key]
+            return torch.from_numpy(value) if isinstance(value, np.ndarray) else torch.tensor(value)
+    raise UnsupportedError("a Constant of a kind that cannot be trained through", where=node.name, remedy=_REMEDY)

@@ -1,0 +1,133 @@
+"""Train a quantized graph on what it computes. Runs in a child process.
+
+The loss is that of labels and teacher, plus lambda * ||Q(W) - W||^2 in squared steps, where lambda grows from 0 along
+half a cosine: weights wander first and settle on the grid later.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from edgekit.artifact import MAIN
+from edgekit.errors import UnsupportedError
+from edgekit.networks.child import Tell
+from edgekit.networks.feeds import Batch, Feeds
+from edgekit.networks.finetune import Goal, make_goal
+from edgekit.networks.train import Forward, Loss, Schedule, Tensors, fit, outputs_of
+
+LEARNED = "learned.safetensors"
+OUTPUTS = "outputs.npz"
+"""Files that a job leaves in its `result` folder: initializers, and outputs on held-out samples."""
+
+_CHECKED = 64
+_RATE = 1e-4
+
+
+def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    """Train the integers of a quantized graph.
+
+    Args:
+        arguments: `folder` (of the quantized graph), `feeds`, `scratch`, `result` (a folder), `threads`, `seed`,
+            `labels`, `teacher`, `epochs`, `batch`, `rate`, `patience`, `alpha`, `temperature`, `pull` (the largest
+            lambda), `learn_scales`, `bits` (of int8 weights).
+        tell: gets progress and findings.
+
+    Returns:
+        Facts: `training`, `oscillation` (see `Oscillation.facts`), `trained` (numbers of weights, biases and scales),
+        `findings`.
+
+    Raises:
+        UnsupportedError: the graph cannot be run in torch, or holds no integers.
+        InputError: labels, outputs and teacher do not fit together, or the loss is not finite.
+    """
+    import torch
+    from safetensors.numpy import save_file
+
+    from edgekit.networks.graph_module import GraphModule
+    from edgekit.networks.oscillation import Oscillation
+
+    torch.set_num_threads(int(arguments["threads"]))
+    path = Path(arguments["folder"]) / MAIN
+    module = GraphModule(path, learn_scales=bool(arguments["learn_scales"]), bits=int(arguments["bits"]))
+    if not module.weights:
+        remedy = "Quantize it first: put quantize-int8 or quantize-int4 before quantize-aware-train."
+        raise UnsupportedError("the graph has no integer weights to train", where=MAIN, remedy=remedy)
+    feeds = Feeds(Path(arguments["feeds"]), seed=int(arguments["seed"]), batch=int(arguments["batch"]))
+    goal = make_goal(module, feeds, arguments, tell)
+    oscillation = Oscillation(module)
+    module.add_module("oscillation", oscillation)
+
+    def after_step() -> None:
+        module.clip()
+        oscillation.step()
+
+    schedule = Schedule(
+        epochs=int(arguments["epochs"]),
+        rate=float(arguments["rate"]) or _RATE,
+        patience=int(arguments["patience"]),
+        decay=0.0,
+        seed=int(arguments["seed"]),
+    )
+    fitted = fit(
+        module,
+        feeds,
+        _loss(module, goal, float(arguments["pull"])),
+        schedule,
+        scratch=Path(arguments["scratch"]) / "train",
+        tell=tell,
+        groups=_groups(module, schedule.rate),
+        judge=goal.loss(),
+        after_step=after_step,
+    )
+    result = Path(arguments["result"])
+    result.mkdir(parents=True, exist_ok=True)
+    save_file({name: np.array(value, order="C") for name, value in module.learned().items()}, result / LEARNED)
+    _keep_outputs(module, feeds, result / OUTPUTS)
+    return {
+        "training": {**fitted.facts(), "rate": schedule.rate, "goal": goal.words()},
+        "oscillation": oscillation.facts(),
+        "trained": {
+            "weights": sum(value.numel() for value in module.latents),
+            "biases": len(module.biases),
+            "scales": len(module.scale_names),
+        },
+        "findings": [msgspec.to_builtins(finding) for finding in goal.findings],
+    }
+
+
+def _loss(module: Any, goal: Goal, pull: float) -> Loss:
+    def loss(forward: Forward, batch: Batch, feed: Tensors, done: float) -> Tensors:
+        terms = goal.terms(forward(feed), batch, feed)
+        if pull > 0:
+            terms["pull"] = pull * 0.5 * (1 - math.cos(math.pi * done)) * module.distance_to_grid()
+        return terms
+
+    return loss
+
+
+def _groups(module: Any, rate: float) -> list[dict[str, Any]]:
+    """Return parameter groups: `rate` is in units of the largest value that a weight can have."""
+    groups = [
+        {"params": [latent], "lr": rate * (weight.high - weight.low) / 2, "weight_decay": 0.0}
+        for weight, latent in zip(module.weights, module.latents, strict=True)
+    ]
+    others = [list(parameters) for parameters in (module.bias_values, module.floats, module.ratios)]
+    return groups + [{"params": found, "lr": rate, "weight_decay": 0.0} for found in others if found]
+
+
+def _keep_outputs(module: Any, feeds: Feeds, path: Path) -> None:
+    """Keep what the module gives on held-out samples, so that the written graph can be held against it."""
+    arrays: dict[str, Any] = {}
+    count = 0
+    for number, (batch, outputs) in enumerate(outputs_of(module, feeds, [[sample] for sample in feeds.held])):
+        if number >= _CHECKED:
+            break
+        arrays |= {f"{number}/in/{name}": value for name, value in batch.feed.items()}
+        arrays |= {f"{number}/out/{name}": value.numpy() for name, value in outputs.items()}
+        count += 1
+    np.savez(path, count=np.array(count), **arrays)
