@@ -12,7 +12,7 @@ from edgekit.networks.coupled import Slot
 from edgekit.networks.coupling import couple, trace_program
 from edgekit.networks.network import Network
 from edgekit.networks.prune import prune_network
-from edgekit.networks.prune_check import unread
+from edgekit.networks.prune_check import run_all, unread
 from edgekit.networks.prune_choice import Options
 from edgekit.networks.prune_cost import Rates, channel_cost, count_macs, macs_after
 from edgekit.networks.prune_groups import groups_of
@@ -254,6 +254,14 @@ def test_heads_of_torchs_own_attention_stay_and_it_is_told():
     assert net.module.layer.self_attn.in_proj_weight.shape == (48, 16)
     assert net.module.layer.linear1.out_features < 32
     assert done.difference < 1e-9
+
+
+def test_zeros_as_example_inputs_prove_as_much():
+    net = network("patches")
+    net.examples["x"].zero_()
+    seen = run_all(net, double=False)[0]["output"]
+    assert not torch.equal(seen, net.run(net.examples)["output"])
+    assert prune_network(net, options(), RATES).difference < 1e-9
 
 
 class Literal(torch.nn.Module):
