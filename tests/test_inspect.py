@@ -127,7 +127,7 @@ def asked(folder, **options):
 def test_the_plan_tells_every_tensor_and_a_build_takes_it_from_the_cache(cnn):
     report = asked(cnn)
     (decided,) = report.decisions
-    assert [line.partition("(")[0] for line in report.plan] == ["simplify", "quantize-int8"]
+    assert [line.partition("(")[0] for line in report.plan] == ["simplify", "equalize", "quantize-int8"]
     nodes = {d.node for d in decided.plan.decisions if d.what == "weight"}
     assert len(nodes) == 4
     told = json.loads(json.dumps(report.to_dict()))

@@ -28,8 +28,8 @@ class Dialect:
             activations block by block inside the kernel).
         integer_gather: Gather may look up rows of an int8 table; else the table is dequantized first.
         float_weights: op types whose weights stay float, because the runtime refuses them in 8 bits.
-        stored_per_channel: weights may be stored in 8 bits, with a scale per channel, for operators that compute in
-            float; else only tables that are looked up are, with one scale.
+        stored_per_channel: weights of operators that compute in float may be stored in 8 bits with a scale per channel;
+            else they have one scale, and those of products that stay float are left float.
         reduce_range: weights use 7 bits, for CPUs whose u8 x s8 products saturate in 16 bits.
         int4: form of block-wise weights of 4 bits: onnxruntime's `MatMulNBits` and `GatherBlockQuantized`, or standard
             `DequantizeLinear` with blocks (opset 21); `none`: the runtime has no kernels for them.

@@ -70,6 +70,10 @@ class Target(Protocol):
         """How its outputs were obtained: `measured` on a device, `simulated`; connects when it must look."""
         ...
 
+    def reach(self) -> None:
+        """Connect and let go again, which costs little; TargetError when it is not there, in use, or lacks a tool."""
+        ...
+
     def fingerprint(self) -> dict[str, str]:
         """Say what the target is (hardware, OS, runtime versions): part of cache keys and of the report."""
         ...

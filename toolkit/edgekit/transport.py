@@ -34,11 +34,13 @@ class Transport(Protocol):
         url: where it is.
         title: what people call it: `local`, `ssh orin`.
         python: its interpreter (3.8 or later, with numpy), once open.
+        far: whether a network lies between: what goes there is worth compressing.
     """
 
     url: str
     title: str
     python: str
+    far: bool
 
     def open(self) -> None:
         """Connect, take the lock of the work folder; TargetError when the machine cannot be reached."""
@@ -53,7 +55,7 @@ class Transport(Protocol):
         ...
 
     def run(self, argv: Sequence[str], *, timeout: float) -> Completed:
-        """Run a command in the work folder; TargetError when it outlives `timeout` seconds or the link breaks."""
+        """Run a command in the work folder; TargetError after `timeout` seconds, LinkError when the link breaks."""
         ...
 
     def pull(self, name: str, destination: Path) -> None:

@@ -104,7 +104,10 @@ class _Completion:
     def __init__(
         self, model: onnx.ModelProto, folder: Path, meters: Mapping[str, RangeMeter], dtype: str, domain: str
     ) -> None:
-        self.model = type(model).FromString(model.SerializeToString())
+        import onnx
+
+        self.model = onnx.ModelProto()
+        self.model.CopyFrom(model)
         self.index = GraphIndex(self.model.graph, folder)
         self.meters, self.dtype, self.domain = meters, dtype, domain
         self._values: dict[str, float] = {}
@@ -233,8 +236,8 @@ class _Completion:
         node.input[2] = out = self.index.fresh_name(f"{name}_for_{node.name}")
         least, most = np.iinfo(np.int32).min, np.iinfo(np.int32).max
         self._add(np.clip(np.rint(bias.astype(np.float64) / steps), least, most).astype(np.int32), stored)
-        self._add(steps, out + "_scale")
-        self._add(np.int32(0), out + "_zero_point")
+        self._add(np.asarray(steps), out + "_scale")
+        self._add(np.asarray(0, np.int32), out + "_zero_point")
         made = helper.make_node(DEQUANTIZE, [stored, out + "_scale", out + "_zero_point"], [out], name=out)
         self.made.append(made)
 

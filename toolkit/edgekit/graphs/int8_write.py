@@ -12,7 +12,7 @@ from edgekit.dialect import Dialect
 from edgekit.graphs.canonical import Canonical
 from edgekit.graphs.edit import GraphIndex, attribute_of, drop_dead, graphs_in, opset_of, sort_nodes
 from edgekit.graphs.int8_nodes import dynamic_product, looked_up, looked_up_rows, pair
-from edgekit.graphs.int8_plan import Plan
+from edgekit.graphs.int8_plan import PRODUCTS, Plan
 from edgekit.graphs.int8_rounding import Rounder, Scales
 from edgekit.graphs.weights import Operand, Weights
 from edgekit.numerics.affine import (
@@ -51,9 +51,10 @@ class Writer:
         axes = {operand.axis for operand in operands if self._ops[operand.node] != "Gather"}
         if len(axes) > 1 or not self._dialect.per_channel:
             return None
-        if not axes:
-            return self._rounder.table_axis(operands[0]) if self._dialect.stored_per_channel else None
-        return axes.pop()
+        products = [operand for operand in operands if self._ops[operand.node] in (self._dialect.ops or PRODUCTS)]
+        if not self._dialect.stored_per_channel and not products:
+            return None
+        return axes.pop() if axes else self._rounder.table_axis(operands[0])
 
     def write(self, plan: Plan) -> onnx.ModelProto:
         """Return a new model. Constants that stay float and lie in external files stay references to them."""
