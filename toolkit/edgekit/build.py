@@ -147,6 +147,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
             metric=metric,
             budget=budgets,
             threads=threads,
+            allow_fallback=allow_fallback,
             sustained=parse_seconds(sustained, "sustained") if sustained else 0,
             seed=seed,
             listen=listen,
