@@ -83,6 +83,7 @@ def load_points() -> list[Point]:
         columns["kind"] = tuple(KINDS.index(kind) for kind in columns["kind"])
         columns["dtype"] = (DTYPES.index(row["precision"]),) * len(counts)
         columns["moved"] = tuple(elements * BYTES[row["precision"]])
+        columns["weights"] = (0.0,) * len(counts)  # no cache is modeled
         found.append(
             Point(
                 model=row["model"],
@@ -109,6 +110,7 @@ def device_of(profile: str) -> Constants:
         shares=(1.0, 1.0, 1.0),
         depthwise=1.0,
         grouped=1.0,
+        recurrent=1.0,
         vector=VECTOR,
         bandwidth=device.memory.bandwidth_gbs.value * 1e9,
         launch=0.0,
@@ -179,7 +181,7 @@ def largest_shares(fit: Fit, values: Vector) -> dict[str, float]:
     for point in fit.points:
         for kind, share in shares_of(point.work, fit.seconds(point, values)).items():
             largest[kind] = max(largest[kind], share)
-    return largest
+    return {kind: share for kind, share in largest.items() if share}
 
 
 def main() -> None:

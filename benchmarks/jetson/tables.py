@@ -11,10 +11,12 @@ precisions.
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))  # drawing.py
 import mlperf
 import yolo
 

@@ -18,7 +18,6 @@ import house
 import kinds
 import wild
 from contract import onnx_artifact
-from deployed import ARCHITECTURES
 from edgekit.exporter import load_exporter
 from edgekit.graphs.freeze import freeze
 from edgekit.plan import make_stage
@@ -26,6 +25,7 @@ from edgekit.profile import load_profile
 from edgekit.stage import Context, Inputs
 from edgekit.target import Bundle
 from edgekit.targets import open_target
+from htp_networks import ARCHITECTURES
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("onnxruntime_qnn") is None, reason="needs the extra qnn (onnxruntime-qnn, x86-64 Linux)"

@@ -9,12 +9,12 @@ import pytest
 
 import house
 import kinds
-from architectures import ARCHITECTURES, Net, pictures
 from contract import ORT_CPU, run_stage
 from edgekit.graphs.edit import GraphIndex
 from edgekit.graphs.gelu import fuse_gelu
 from edgekit.graphs.int8_whole import is_q
 from edgekit.plan import make_stage
+from htp_networks import ARCHITECTURES, Net, pictures
 
 HTP = dataclasses.replace(
     ORT_CPU,

@@ -139,7 +139,7 @@ def test_a_latency_is_the_sum_of_its_kernels(tmp_path):
 
 def works(kind="conv", dtype="fp32", macs=1e9, rows=1024, columns=1024, moved=0, operations=0):
     whole = {"kind": KINDS.index(kind), "dtype": DTYPES.index(dtype)}
-    numbers = {"batch": 1, "rows": rows, "columns": columns, "depth": 64, "macs": macs, "moved": moved}
+    numbers = {"batch": 1, "rows": rows, "columns": columns, "depth": 64, "macs": macs, "moved": moved, "weights": 0}
     numbers["operations"] = operations
     return Work(
         **{name: np.array([value]) for name, value in whole.items()},

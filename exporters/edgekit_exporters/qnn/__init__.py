@@ -113,15 +113,15 @@ class QnnExporter:
         return facts
 
     def estimate(self, artifact: Artifact, folder: Path, profile: Profile) -> tuple[Figure, ...]:
-        """Predict the latency, by Qualcomm's own estimate where its compiler has one, and memory."""
+        """Predict latency and memory; see `forecast`."""
         return self.forecast(artifact, folder, profile).figures
 
     def forecast(self, artifact: Artifact, folder: Path, profile: Profile, *, protocol: Protocol = "graph") -> Forecast:
-        """Predict the same, kernel by kernel; there is one way to start a run."""
-        from edgekit_exporters.qnn.latency import forecast
+        """Predict by Qualcomm's own estimate, else the profile's roofline; there is one way to start a run."""
+        from edgekit_exporters.qnn.latency import predict
 
         del protocol
-        return forecast(self._desk, artifact, folder, profile, compiles=self._why_not(profile) is None)
+        return predict(self._desk, artifact, folder, profile, compiles=self._why_not(profile) is None)
 
     def _why_not(self, profile: Profile) -> str | None:
         """Say why nothing can be compiled for a profile; None when it can."""

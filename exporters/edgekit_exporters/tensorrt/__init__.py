@@ -101,11 +101,11 @@ class TensorRTExporter:
         """Predict with the profile's roofline, kernel by kernel."""
         from edgekit.graphs.cost import cost_of
         from edgekit.graphs.forecast import forecast
-        from edgekit.graphs.fusion import TENSORRT
+        from edgekit.graphs.fusion import rules_of
         from edgekit.graphs.rules import usual_shapes
 
         cost = cost_of(folder / MAIN, usual_shapes(artifact))
-        return forecast(cost, profile, rules=TENSORRT, protocol=protocol)
+        return forecast(cost, profile, rules=rules_of(self.name), protocol=protocol)
 
 
 EXPORTER = TensorRTExporter()

@@ -185,7 +185,7 @@ def infer(job: Dict[str, Any], folder: str) -> Dict[str, Any]:
     out = os.path.join(folder, job["outputs"])
     os.makedirs(out, exist_ok=True)
     method = zipfile.ZIP_DEFLATED if job.get("deflate") else zipfile.ZIP_STORED
-    begun, count, written = time.perf_counter(), 0, []
+    begun, worked, count, written = time.perf_counter(), time.process_time(), 0, []
     for name in job["inputs"]:
         target = os.path.join(out, os.path.basename(name))
         with zipfile.ZipFile(target + ".part", "w", method) as archive:
@@ -200,6 +200,7 @@ def infer(job: Dict[str, Any], folder: str) -> Dict[str, Any]:
         "outputs": written,
         "count": count,
         "seconds": time.perf_counter() - begun,
+        "cpu_seconds": time.process_time() - worked,
     }
 
 

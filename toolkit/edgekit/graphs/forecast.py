@@ -9,9 +9,9 @@ import numpy as np
 
 from edgekit.budget import Figure
 from edgekit.graphs.cost import Cost
-from edgekit.graphs.fusion import ONNXRUNTIME, Group, Rules, fuse
+from edgekit.graphs.fusion import PLAIN, Group, Rules, fuse
 from edgekit.graphs.memory import plan_memory
-from edgekit.graphs.roofline import Constants, Protocol, constants_of, seconds_of, shares_of
+from edgekit.graphs.roofline import Constants, Protocol, constants_of, seconds_of, shares_of, traffic_of
 from edgekit.graphs.work import DTYPES, KINDS, Numbers, Work, work_of
 from edgekit.profile import Profile
 
@@ -76,7 +76,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def forecast(
-    cost: Cost, profile: Profile, *, rules: Rules = ONNXRUNTIME, protocol: Protocol = "graph", calibrated: str = ""
+    cost: Cost, profile: Profile, *, rules: Rules = PLAIN, protocol: Protocol = "graph", calibrated: str = ""
 ) -> Forecast:
     """Predict what one run needs.
 
@@ -158,7 +158,7 @@ def _interval_text(profile: Profile, outside: float) -> str:
 
 
 def _kernels(groups: list[Group], work: Work, seconds: Numbers, constants: Constants) -> tuple[Kernel, ...]:
-    memory = work.moved / constants.bandwidth
+    memory = traffic_of(work, constants)
     rest = seconds - constants.launch
     bound = np.where(rest < constants.launch, "launch", np.where(memory >= rest * (1 - 1e-9), "memory", "arithmetic"))
     return tuple(

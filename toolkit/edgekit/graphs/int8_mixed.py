@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from edgekit.graphs.blame import MOST_JUDGED
 from edgekit.graphs.calibrate import spread
 from edgekit.graphs.int8_blame import Parts
 from edgekit.graphs.int8_choice import Choice, Job
@@ -23,11 +24,12 @@ from edgekit.numerics.knapsack import Assignment, least_cost, least_loss
 from edgekit.numerics.output_distance import decibels
 from edgekit.profile import Profile
 
-MOST_MEASURED = 16
-"""Calibration samples on which single layers are measured."""
+_ROOMS = (2.0, 1.4, 1.0, 0.7, 0.5, 0.35)
+"""Shares of the limits that the layers' own costs may come to."""
 
-_TRIES = 6
+_TRIES = 3
 _TIGHTER = 0.7
+_SLACK = 1e-9
 _FLOAT_BYTES = 4
 
 
@@ -44,14 +46,6 @@ class Limits:
     aim: float
     slower: float
     larger: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixedTrial:
-    """The better of the mixed and the uniform model; facts: see `Int8Mix.chosen`."""
-
-    trial: Trial
-    facts: dict[str, Any]
 
 
 class Int8Mix:
@@ -82,31 +76,31 @@ class Int8Mix:
 
     def settled(self, tell: Callable[[int, int], None]) -> tuple[Trial, dict[str, Any]]:
         """Return what `chosen` does, with more layers left float where an output still is below the floor."""
-        found = self.chosen(tell)
+        trial, facts = self.chosen(tell)
         floor = self.job.wishes.floor
-        if not found.trial.faults(floor):
-            return found.trial, found.facts
-        return self.search.settle(found.trial, self.choice.method, floor=floor, aim=floor), found.facts
+        if trial.faults(floor):
+            trial = self.search.settle(trial, self.choice.method, floor=floor, aim=floor)
+        return trial, facts
 
-    def chosen(self, tell: Callable[[int, int], None]) -> MixedTrial:
+    def chosen(self, tell: Callable[[int, int], None]) -> tuple[Trial, dict[str, Any]]:
         """Measure, choose, write and run.
 
         Args:
             tell: gets layers measured and in all.
 
         Returns:
-            The trial; facts: `kept`, `why`, `before_db`, `after_db`, `predicted_db`, `time` and `bytes` (multiples of
-            the uniform model's), `exact`, `layers` (how many are computed how), and `unpredicted`: why times are
-            counted in multiply-accumulates, where they are.
+            The better of the mixed and the uniform model, and facts: `kept`, `why`, `before_db`, `after_db`,
+            `predicted_db`, `time` and `bytes` (multiples of the uniform model's), `exact`, `layers` (how many are
+            computed how), and `unpredicted`: why times are counted in multiply-accumulates, where they are.
         """
         noise, scale = self._measured(tell)
         best = self._best(noise, scale)
         if best is None or best[1].score <= self.uniform.score:
             why = "as good as it gets within these limits" if best else "no mixture keeps to the time"
-            return MixedTrial(trial=self.uniform, facts={"kept": False, "why": why} | self._told())
+            return self.uniform, {"kept": False, "why": why} | self._told()
         assignment, trial, time = best
         predicted = sum(noise[name][self._options[name][at]] for name, at in self._picked(assignment)) * scale
-        return MixedTrial(trial=trial, facts=self._facts(assignment, trial, time, predicted))
+        return trial, self._facts(assignment, trial, time, predicted)
 
     # --- what there is to choose -------------------------------------------------------------------------------------
 
@@ -130,7 +124,7 @@ class Int8Mix:
         """Return layer -> mode -> noise of it alone, and what their sum is scaled by to give that of all together."""
         names = {f"{name}|{mode}": (name, mode) for name, modes in self._options.items() for mode in modes}
         wanted = [key for key, (_, mode) in names.items() if mode != "float"]
-        few = self.job.search_on(spread(len(self.job.samples), MOST_MEASURED))
+        few = self.job.search_on(spread(len(self.job.samples), MOST_JUDGED))
         kept = Checkpoint(self.scratch / "sensitivity.jsonl")
         losses = measure(
             wanted, lambda key: self.parts.opened({names[key][0]: names[key][1]}), few.reference, kept, tell
@@ -217,35 +211,43 @@ class Int8Mix:
         found = layer_times(model, self.job.source.folder, self._shapes, self.profile, self.scratch)
         return 1.0 if isinstance(found, str) or not total else found.total / total
 
+    def _growth(self, trial: Trial) -> float:
+        """Return the bytes of a trial's weights as a multiple of the uniform model's."""
+        before, after = (
+            sum(self._bytes(name, plan.modes.get(name, "float")) for name in self.layers)
+            for plan in (self.uniform.plan, trial.plan)
+        )
+        return after / before if before else 1.0
+
     # --- choosing ----------------------------------------------------------------------------------------------------
 
     def _best(self, noise: Mapping[str, Mapping[Mode, float]], scale: float) -> tuple[Assignment, Trial, float] | None:
         """Return the best assignment that keeps to the time, its trial and its time; None when none does.
 
-        Q and DQ between layers of different modes take time that no layer has on its own: which share of the limits may
-        be spent on layers is found by bisection. An aim that was predicted and missed is predicted more strictly.
+        Q and DQ between layers of different modes, and what fuses no more, take time that no layer has on its own, and
+        noise does not quite add up: assignments for several shares of the limits are run. Of those that reach the aim
+        the fastest is taken, else the nearest.
         """
-        room, kept_to, too_much = 1.0, 0.0, 0.0
-        best: tuple[Assignment, Trial, float] | None = None
-        for _ in range(_TRIES):
-            assignment, reached = self._assigned(noise, scale, room)
-            trial = self._tried(assignment, noise)
-            time = self._time(trial)
-            if time > self.limits.slower * (1 + 1e-9):
-                too_much = room
-            else:
-                if best is None or trial.score > best[1].score:
-                    best = assignment, trial, time
+        found: dict[tuple[int, ...], tuple[Assignment, Trial, float]] = {}
+        for room in _ROOMS:
+            _, reached = self._assigned(noise, scale, room)
+            for tighter in range(_TRIES if reached else 1):
+                assignment, _ = self._assigned(noise, scale / _TIGHTER**tighter, room)
+                if assignment.options in found:
+                    continue
+                trial = self._tried(assignment, noise)
+                found[assignment.options] = assignment, trial, self._time(trial)
                 if trial.score >= self.limits.aim:
                     break
-                if reached:
-                    scale /= _TIGHTER
-                    continue
-                kept_to = room
-            if not too_much or not any(assignment.options):
-                break
-            room = (kept_to + too_much) / 2
-        return best
+        within = [
+            tried
+            for tried in found.values()
+            if tried[2] <= self.limits.slower + _SLACK and self._growth(tried[1]) <= self.limits.larger + _SLACK
+        ]
+        good = [tried for tried in within if tried[1].score >= self.limits.aim]
+        if good:
+            return min(good, key=lambda tried: (tried[2], -tried[1].score))
+        return max(within, key=lambda tried: (tried[1].score, -tried[2]), default=None)
 
     def _assigned(
         self, noise: Mapping[str, Mapping[Mode, float]], scale: float, room: float
@@ -288,17 +290,13 @@ class Int8Mix:
         for name in self.layers:
             mode = trial.plan.modes.get(name, "float")
             counts[mode] = counts.get(mode, 0) + 1
-        before, after = (
-            sum(self._bytes(name, plan.modes.get(name, "float")) for name in self.layers)
-            for plan in (self.uniform.plan, trial.plan)
-        )
         return self._told() | {
             "kept": True,
             "why": "the outputs lie nearer for the time and bytes",
             "after_db": round(trial.score, 2),
             "predicted_db": round(decibels(1.0, predicted), 2),
             "time": round(time, 3),
-            "bytes": round(after / before, 3) if before else 1.0,
+            "bytes": round(self._growth(trial), 3),
             "exact": assignment.exact,
             "layers": dict(sorted(counts.items())),
         }

@@ -69,7 +69,7 @@ def schedule_of(arguments: dict[str, Any], network: Network) -> Schedule:
     """Return the schedule that a stage asked for; a rate of 0 becomes what suits the kind of model."""
     return Schedule(
         epochs=int(arguments["epochs"]),
-        rate=float(arguments["rate"]) or (5e-5 if network.pretrained else 1e-3),
+        rate=float(arguments["rate"]) or (5e-5 if network.pretrained else 3e-4),
         patience=int(arguments["patience"]),
         decay=float(arguments["decay"]),
         seed=int(arguments["seed"]),

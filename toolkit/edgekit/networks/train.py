@@ -22,6 +22,7 @@ from edgekit.networks.child import Tell
 from edgekit.networks.faults import check_finite, name_fault
 from edgekit.networks.feeds import Batch, Feeds
 from edgekit.networks.network import Network, evaluating, flatten
+from edgekit.networks.norms import hold_norms, norms_of, restore, settling, statistics
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +36,7 @@ Loss = Callable[[Forward, Batch, Tensors, float], Tensors]
 
 _WARM = 0.1
 _CLIP = 1.0
+_SETTLE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ class Fitted:
 
     Attributes:
         history: per epoch the mean of every term of the loss, and the held-out loss (`held_out`); the first entry is
-            what there was before.
+            what there was before (with `before_norms`, where statistics of batch normalization were settled first).
         best: the entry that was kept; 0 is the start.
     """
 
@@ -192,10 +194,27 @@ class _Run:
             progress, best = found
             fitted = Fitted(history=progress["history"], best=progress["best"])
             return fitted, best, len(fitted.history)
-        fitted = Fitted(history=[{"held_out": self._judged(0.0)}])
+        fitted = Fitted(history=[self._settled({"held_out": self._judged(0.0)})])
         best = unique_state(self.module)
         self._save(fitted, best)
         return fitted, best, 1
+
+    def _settled(self, start: dict[str, float]) -> dict[str, float]:
+        """Estimate the statistics of batch normalization anew, and keep them where held-out samples gain."""
+        import torch
+
+        if not norms_of(self.module):
+            return start
+        kept = statistics(self.module)
+        plan = self.feeds.epoch(0)[:_SETTLE]
+        with torch.no_grad(), evaluating(self.module), settling(self.module):
+            for samples in plan:
+                self.loss(self._forward, batch := self.feeds.load(samples), self._feed(batch), 0.0)
+        found = self._judged(0.0)
+        if not found < start["held_out"]:
+            restore(self.module, kept)
+            return start
+        return {"before_norms": start["held_out"], "held_out": found}
 
     def _save(self, fitted: Fitted, best: State) -> None:
         progress = {"history": fitted.history, "best": fitted.best}
@@ -207,6 +226,7 @@ class _Run:
         plan = self.feeds.epoch(epoch)
         total, sums = self.schedule.epochs * len(plan), dict[str, float]()
         _set_training(self.module, on=True)
+        hold_norms(self.module)
         label = f"{self.schedule.label} {epoch}/{self.schedule.epochs}"
         for step, samples in enumerate(plan):
             done = ((epoch - 1) * len(plan) + step) / total

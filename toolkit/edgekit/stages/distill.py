@@ -34,7 +34,7 @@ class Distill:
         alpha: share of the teacher's outputs in the loss; the labels get the rest, and nothing without labels.
         layers: student's module -> teacher's module; empty: blocks are matched evenly.
         batch: samples of one step.
-        rate: highest learning rate; 0 takes 0.00005 for models of transformers and 0.001 for others.
+        rate: highest learning rate; 0 takes 0.00005 for models of transformers and 0.0003 for others.
         patience: epochs without a better held-out loss after which a phase ends.
         decay: weight decay of matrices and kernels.
         shapes: as in the stage `capture`; taken over from `--shape`.

@@ -22,7 +22,7 @@ class Finetune:
     Attributes:
         epochs: at most so many passes over the training samples.
         batch: samples of one step.
-        rate: highest learning rate; 0 takes 0.00005 for models of transformers and 0.001 for others.
+        rate: highest learning rate; 0 takes 0.00005 for models of transformers and 0.0003 for others.
         patience: epochs without a better held-out loss after which training ends.
         decay: weight decay of matrices and kernels.
         shapes: as in the stage `capture`; taken over from `--shape`.

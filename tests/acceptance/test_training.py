@@ -1,0 +1,232 @@
+"""Recipes that train, through the command: every round told, a kill resumed, teachers by class name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+"""Each build starts a dozen processes that import torch."""
+
+NETS = '''
+import torch
+
+CLASSES = ["bright", "dark", "striped"]
+
+class Net(torch.nn.Module):
+    def __init__(self, width=32, seed=0, order=(0, 1, 2), classes=3):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.labels = [CLASSES[index] for index in order] if classes == 3 else []
+        self.body = torch.nn.Sequential(
+            *(
+                torch.nn.Sequential(
+                    torch.nn.Conv2d(n, width, 3, padding=1), torch.nn.BatchNorm2d(width), torch.nn.ReLU()
+                )
+                for n in (1, width)
+            )
+        )
+        self.head = torch.nn.Linear(width, classes)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean((2, 3)))
+
+    def example_inputs(self):
+        return {"x": torch.zeros(1, 1, 8, 8)}
+
+def trained(order=(0, 1, 2)):
+    """A network that knows the classes: a few steps on samples like those of the data."""
+    from samples_of_training import samples
+    net = Net()
+    x, y = samples(400, 5)
+    x, y = torch.from_numpy(x), torch.from_numpy(y)
+    optimizer = torch.optim.Adam(net.parameters(), 0.01)
+    net.train()
+    for start in range(0, 1600, 40):
+        rows = torch.arange(start, start + 40) % 400
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+        optimizer.step()
+    net.eval()
+    with torch.no_grad():
+        net.head.weight.copy_(net.head.weight[list(order)].clone())
+        net.head.bias.copy_(net.head.bias[list(order)].clone())
+    net.labels = [CLASSES[index] for index in order]
+    return net
+
+def model():
+    return trained()
+
+def turned():
+    return trained((2, 0, 1))
+
+def many():
+    return Net(classes=7)
+
+def student():
+    return Net(width=8, seed=3)
+'''
+SAMPLES = """
+import numpy as np
+
+def samples(count, seed):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, count)
+    x = rng.normal(size=(count, 1, 8, 8)) * 0.3
+    x += np.array([1.0, -1.0, 0.0])[y][:, None, None, None]
+    x[y == 2, :, ::2] += 1.0
+    return x.astype(np.float32), y.astype(np.int64)
+"""
+RECIPE = """
+title = "Two rounds"
+[[stage]]
+use = "distill"
+epochs = 1
+[[repeat]]
+rounds = 2
+[[repeat.stage]]
+use = "prune-channels"
+ratio = 0.2
+multiple = 4
+[[repeat.stage]]
+use = "distill"
+epochs = 3
+feature-epochs = 1
+[[stage]]
+use = "simplify"
+[[stage]]
+use = "quantize-int8"
+[[stage]]
+use = "quantize-aware-train"
+epochs = 2
+"""
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("training")
+    (folder / "nets_of_training.py").write_text(NETS)
+    (folder / "samples_of_training.py").write_text(SAMPLES)
+    (folder / "two-rounds.toml").write_text(RECIPE)
+    names: dict[str, object] = {}
+    exec(SAMPLES, names)
+    for split, count, seed in (("training", 400, 0), ("calibration", 60, 1), ("evaluation", 300, 2)):
+        x, y = names["samples"](count, seed)
+        (folder / "data").mkdir(exist_ok=True)
+        np.savez(folder / "data" / f"{split}.npz", x=x, y=y)
+    (folder / "data" / "labels.txt").write_text("bright\ndark\nstriped\n")
+    return folder
+
+
+def asked(project, out, model="model", recipe="two-rounds.toml", *more):
+    where = project / recipe if recipe.endswith(".toml") else recipe
+    given = (f"python:nets_of_training:{model}", "--data", project / "data", "--recipe", where, "--out", out)
+    return ("build", *given, "--profile", "raspberry-pi-5", "--max-drop", "10%", "--json", *more)
+
+
+def stages(ran):
+    return [stage["name"] for stage in ran.json["stages"]]
+
+
+def test_a_recipe_of_rounds_ends_in_a_package_that_shows_them(edgekit, project, tmp_path):
+    ran = edgekit(*asked(project, tmp_path / "out"), cwd=project)
+    assert ran.status == 0, ran.err
+    assert Path(ran.json["package"]).is_file()
+    names = stages(ran)
+    assert names.count("repeat") == names.count("prune-channels") >= 1
+    assert "quantize-aware-train" in names
+    rounds = [stage["facts"] for stage in ran.json["stages"] if stage["name"] == "repeat"]
+    assert rounds[0]["kept"]
+    assert all(row["latency_ms"] for row in rounds)
+    report = next((tmp_path / "out").glob("*.html")).read_text()
+    assert report.count("prune-channels") >= 1
+    qat = next(stage["facts"]["qat"] for stage in ran.json["stages"] if stage["name"] == "quantize-aware-train")
+    assert qat["matches"]["sqnr_db"] >= 40
+    assert qat["matches"]["argmax"] >= 0.999
+
+
+def alive(pattern):
+    """Count the processes whose command line holds a text."""
+    count = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            count += pattern.encode() in path.read_bytes()
+        except OSError:
+            continue
+    return count
+
+
+@pytest.mark.parametrize("stage", ["distill", "quantize-aware-train"])
+def test_a_killed_training_is_resumed(edgekit, project, tmp_path, stage):
+    """`kill -9` after the second checkpoint: the child ends too, and the same command ends in the same artifact."""
+    whole = edgekit(*asked(project, tmp_path / "whole"), cwd=project, home=tmp_path / "one")
+    assert whole.status == 0, whole.err
+    home = tmp_path / "two"
+    command = edgekit.argv(*asked(project, tmp_path / "killed"))
+    process = subprocess.Popen(
+        command, env=edgekit.environment(home), cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    seen, last = 0, 0
+    wanted = 2 if stage == "distill" else 2 + 3 * 2
+    deadline = time.monotonic() + 280
+    while process.poll() is None and seen < wanted and time.monotonic() < deadline:
+        stamps = [path.stat().st_mtime_ns for path in home.glob("scratch/*/*/checkpoint.safetensors")]
+        if stamps and max(stamps) > last:
+            last, seen = max(stamps), seen + 1
+        time.sleep(0.005)
+    assert process.poll() is None
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    again = edgekit(*asked(project, tmp_path / "killed"), cwd=project, home=home)
+    assert again.status == 0, again.err
+    assert again.json["artifact"] == whole.json["artifact"]
+    assert stages(again) == stages(whole)
+    assert not list((home / "scratch").iterdir())
+    assert not list(home.glob("shared/.*"))
+
+
+@pytest.mark.parametrize("recipe", ["prune-int8", "distill-prune-int8", "qat-int8"])
+def test_shipped_recipes_run(edgekit, project, tmp_path, recipe):
+    ran = edgekit(*asked(project, tmp_path / "out", "model", recipe), cwd=project)
+    assert ran.status == 0, ran.err
+    assert Path(ran.json["package"]).is_file()
+    accuracy = {check["name"]: check["value"] for check in ran.json["checks"]}
+    assert accuracy["accuracy"] > 0.85
+
+
+def test_a_teacher_with_other_classes_or_order(edgekit, project, tmp_path):
+    """D01 and D03: matched by name; another count is refused with both numbers, and nothing is written."""
+    recipe = project / "distill.toml"
+    recipe.write_text('[[stage]]\nuse = "distill"\nepochs = 15\nrate = 0.01\n[[stage]]\nuse = "simplify"\n')
+    scores = {}
+    for teacher in ("model", "turned"):
+        more = ("--teacher", f"python:nets_of_training:{teacher}", "--allow-dominated")
+        ran = edgekit(*asked(project, tmp_path / teacher, "student", "distill.toml", *more), cwd=project)
+        scores[teacher] = ran.check("accuracy")["value"]
+    assert min(scores.values()) > 0.85
+    more = ("--teacher", "python:nets_of_training:many")
+    ran = edgekit(*asked(project, tmp_path / "many", "student", "distill.toml", *more), cwd=project)
+    assert ran.status == 4
+    assert "teacher has 7 outputs, student 3; give --label-map" in ran.json["error"]["text"]
+    assert not (tmp_path / "many").exists() or not list((tmp_path / "many").iterdir())
+
+
+def test_too_few_samples_and_onnx_models_are_refused(edgekit, project, tmp_path, given):
+    few = tmp_path / "few"
+    few.mkdir()
+    with np.load(project / "data" / "training.npz") as arrays:
+        np.savez(few / "training.npz", x=arrays["x"][:40], y=arrays["y"][:40])
+    command = list(asked(project, tmp_path / "out"))
+    command[command.index("--data") + 1] = few
+    ran = edgekit(*command, cwd=project)
+    assert ran.status == 4
+    assert "are too few to train with" in ran.json["error"]["text"]
+    ran = edgekit("build", given.model, "--data", given.data(), "--recipe", "prune-int8", "--json")
+    assert ran.status == 4
+    assert "PyTorch" in ran.json["error"]["remedy"]

@@ -1,0 +1,58 @@
+"""Batch normalization while a trained network is trained further: statistics are settled once, then held.
+
+Normalized by the statistics of single batches it is another network than the one that will run, all the more for small
+batches; so layers use their running statistics, as they will on the device. After pruning those belong to a network
+that is gone: they are estimated anew, over training samples, before the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+
+def norms_of(module: torch.nn.Module) -> list[Any]:
+    """Return the batch normalizations of a module that have running statistics."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    found = [part for part in module.modules() if isinstance(part, _BatchNorm)]
+    return [part for part in found if part.track_running_stats and part.running_mean is not None]
+
+
+def hold_norms(module: torch.nn.Module) -> None:
+    """Let batch normalizations use their running statistics, whatever mode the rest is in."""
+    for part in norms_of(module):
+        part.training = False
+
+
+@contextmanager
+def settling(module: torch.nn.Module) -> Iterator[None]:
+    """Estimate running statistics anew as the mean over what runs inside, everything else in evaluation mode."""
+    parts = norms_of(module)
+    momenta = [part.momentum for part in parts]
+    for part in parts:
+        part.reset_running_stats()
+        part.momentum, part.training = None, True  # None: the plain mean over all batches
+    try:
+        yield
+    finally:
+        for part, momentum in zip(parts, momenta, strict=True):
+            part.momentum, part.training = momentum, False
+
+
+def statistics(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return copies of all running statistics."""
+    return [buffer.clone() for part in norms_of(module) for buffer in part.buffers()]
+
+
+def restore(module: torch.nn.Module, kept: Iterable[torch.Tensor]) -> None:
+    """Put such copies back."""
+    buffers = [buffer for part in norms_of(module) for buffer in part.buffers()]
+    for buffer, value in zip(buffers, kept, strict=True):
+        buffer.copy_(value)
