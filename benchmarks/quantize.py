@@ -1,4 +1,4 @@
-"""INT8 side by side: `edgekit build --recipe int8-learned` and onnxruntime's quantizer at its best, in one run.
+"""INT8 side by side: `edgekit build --recipe int8` and onnxruntime's quantizer at its best, in one run.
 
     python benchmarks/quantize.py INPUTS [--only effnet|minilm] [--limit N] [--pairs N] [--recipe NAME|FILE]
                                   [--profile NAME] [--minilm DIR] [--keep DIR]
@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("effnet", "minilm"))
     parser.add_argument("--limit", type=int, help="evaluation rows")
     parser.add_argument("--pairs", type=int, default=40, help="pairs of timed runs")
-    parser.add_argument("--recipe", default="int8-learned", help="edgekit's recipe")
+    parser.add_argument("--recipe", default="int8", help="edgekit's recipe")
     parser.add_argument("--profile", default="host", help="edgekit's profile")
     parser.add_argument("--minilm", type=Path, default=HERE.parent / "samples" / "text" / "minilm")
     parser.add_argument("--keep", type=Path, help="folder to leave the quantized models in")

@@ -5,11 +5,13 @@ Tests that use the fixture `sshd` carry `@pytest.mark.system("openssh-server")`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -98,6 +100,47 @@ def start(folder: Path) -> tuple[subprocess.Popen[bytes], int]:
         time.sleep(0.05)
     process.kill()
     raise RuntimeError((folder / "sshd.log").read_text())
+
+
+class Proxy:
+    """A TCP proxy to the server that can cut, go silent, or be slow (`rate` bytes per second each way)."""
+
+    def __init__(self, port):
+        self.target, self.silent, self.sockets, self.rate, self.passed = port, threading.Event(), [], None, 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                near, _ = self.listener.accept()
+                far = socket.create_connection(("127.0.0.1", self.target))
+            except OSError:
+                return
+            self.sockets += [near, far]
+            for one, other in ((near, far), (far, near)):
+                threading.Thread(target=self.copy, args=(one, other), daemon=True).start()
+
+    def copy(self, one, other):
+        with contextlib.suppress(OSError):
+            while (data := one.recv(65536)) and not self.silent.is_set():
+                other.sendall(data)
+                self.passed += len(data)
+                if self.rate:
+                    time.sleep(len(data) / self.rate)
+
+    def cut(self):
+        for one in self.sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def close(self):
+        with contextlib.suppress(OSError):
+            self.listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`
+        self.listener.close()
+        self.cut()
 
 
 @pytest.fixture(scope="module")

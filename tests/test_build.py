@@ -61,7 +61,7 @@ def test_a_build_gives_a_result_and_a_package(build, package):
     found = read_package(Path(result.package))
     assert found.manifest.artifact.id == result.artifact
     assert found.manifest.profile.name == PI
-    assert [step.stage for step in found.manifest.lineage] == ["ingest", "simplify", "quantize-int8"]
+    assert [step.stage for step in found.manifest.lineage] == ["ingest", "simplify", "equalize", "quantize-int8"]
     assert found.verdict.status == "pass"
     assert found.verdict.checks == result.checks
     assert found.manifest.reference is not None

@@ -21,7 +21,7 @@ def test_every_listed_package_has_a_program_and_the_reverse(request):
     ("required", "outcome"), [("", {"skipped": 1, "passed": 1}), ("1", {"errors": 1, "passed": 1})]
 )
 def test_a_missing_package_skips_or_fails_with_its_name(pytester, monkeypatch, required, outcome):
-    text = (HERE / "conftest.py").read_text().replace('pytest_plugins = ["sshd", "command"]', "")
+    text = (HERE / "conftest.py").read_text().replace('pytest_plugins = ["sshd", "command", "emulator"]', "")
     pytester.makeconftest(text + "\nPROGRAMS.update(nothing='no-such-program', everything='sh')\n")
     pytester.makeini("[pytest]\nmarkers = system(package): x\n")
     pytester.makepyfile(

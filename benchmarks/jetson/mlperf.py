@@ -31,15 +31,15 @@ def _stages(p: Pencil, x: str, *, groups: int, base: int) -> list[str]:
     return made
 
 
-def resnet50(batch: int = 1) -> tuple[Pencil, list[str]]:
-    p = Pencil()
+def resnet50(batch: int = 1, seed: int | None = None) -> tuple[Pencil, list[str]]:
+    p = Pencil(seed)
     x = _stages(p, p.input("image", batch, 3, 224, 224), groups=1, base=64)[-1]
     x = p.reshape(p.node("GlobalAveragePool", [x], [batch, 2048, 1, 1]), batch, 2048)
     return p, [p.linear(x, 1000)]
 
 
-def retinanet() -> tuple[Pencil, list[str]]:
-    p = Pencil()
+def retinanet(seed: int | None = None) -> tuple[Pencil, list[str]]:
+    p = Pencil(seed)
     _, *backbone = _stages(p, p.input("image", 1, 3, 800, 800), groups=32, base=4)
     lateral = [p.conv(x, 256) for x in backbone]
     inner = [lateral[2]]
@@ -66,8 +66,8 @@ def retinanet() -> tuple[Pencil, list[str]]:
     return p, [p.same("Sigmoid", made[0]), made[1]]
 
 
-def bert_large(length: int = 384) -> tuple[Pencil, list[str]]:
-    p = Pencil()
+def bert_large(length: int = 384, seed: int | None = None) -> tuple[Pencil, list[str]]:
+    p = Pencil(seed)
     width, heads, layers = 1024, 16, 24
     ids = p.input("input_ids", 1, length, dtype=TensorProto.INT64)
     mask = p.input("mask", 1, 1, 1, length)

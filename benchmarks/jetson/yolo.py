@@ -118,10 +118,10 @@ def _decode(p: Pencil, every: str) -> str:
     return p.concat([boxes, p.same("Sigmoid", part(4 * BINS, 4 * BINS + CLASSES))])
 
 
-def yolo11(scale: str, side: int = 640) -> tuple[Pencil, list[str]]:
+def yolo11(scale: str, side: int = 640, seed: int | None = None) -> tuple[Pencil, list[str]]:
     """Draw YOLO11 n, s, m, l or x."""
     depth, width, largest = SCALES[scale]
-    p = Pencil()
+    p = Pencil(seed)
 
     def w(channels: int) -> int:
         return math.ceil(min(channels, largest) * width / 8) * 8
@@ -140,9 +140,9 @@ def yolo11(scale: str, side: int = 640) -> tuple[Pencil, list[str]]:
     return p, [_detect(p, [n3, n4, n5], depthwise=True)]
 
 
-def yolov8n(side: int = 640) -> tuple[Pencil, list[str]]:
+def yolov8n(side: int = 640, seed: int | None = None) -> tuple[Pencil, list[str]]:
     """Draw YOLOv8 nano."""
-    p = Pencil()
+    p = Pencil(seed)
     x = p.conv(p.conv(p.input("images", 1, 3, side, side), 16, 3, 2, act="silu"), 32, 3, 2, act="silu")
     x = p.conv(_c2f(p, x, 32, 1, add=True), 64, 3, 2, act="silu")
     p3 = _c2f(p, x, 64, 2, add=True)

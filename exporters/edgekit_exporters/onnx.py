@@ -107,11 +107,11 @@ class OnnxExporter:
         """Predict with the profile's roofline, kernel by kernel."""
         from edgekit.graphs.cost import cost_of
         from edgekit.graphs.forecast import forecast
-        from edgekit.graphs.fusion import ONNXRUNTIME
+        from edgekit.graphs.fusion import rules_of
         from edgekit.graphs.rules import usual_shapes
 
         cost = cost_of(folder / MAIN, usual_shapes(artifact))
-        return forecast(cost, profile, rules=ONNXRUNTIME, protocol=protocol)
+        return forecast(cost, profile, rules=rules_of(self.name), protocol=protocol)
 
 
 def _optimize(source: Path, target: Path) -> str:

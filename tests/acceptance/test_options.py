@@ -22,7 +22,7 @@ def test_a_dry_run_tells_the_plan_and_runs_nothing(edgekit, given, tmp_path):
     assert ran.json["status"] == "unproven"
     assert ran.json["package"] is None
     told = "\n".join(stage["facts"]["plan"] for stage in ran.json["stages"])
-    assert told.index("simplify") < told.index("int8: quantize-int8") < told.index("fp16: fp16")
+    assert told.index("simplify") < told.index("int8: equalize") < told.index("fp16: fp16")
     assert not (tmp_path / "out").exists()
     text = edgekit("build", *asked, *PI, home=home)
     assert text.status == 0
@@ -234,6 +234,29 @@ def test_inspect_and_predict_tell_the_model(edgekit, given):
     assert predicted.status == 0, predicted.err
     (figure,) = [figure for figure in predicted.json["figures"] if figure["name"] == "latency-p50"]
     assert figure["low"] < figure["value"] < figure["high"]
+
+
+def test_inspect_tells_decisions_and_blame(edgekit, given):
+    asked = (given.model, *PI, "--recipe", "int8-fast", "--data", given.data())
+    told = edgekit("inspect", *asked, "--plan", "--blame", "--json")
+    assert told.status == 0, told.err
+    (table,) = told.json["decisions"]
+    assert {row["what"] for row in table["decisions"]} >= {"weight"}
+    (blame,) = told.json["blame"]
+    assert blame["effects"][0]["alone"] >= blame["whole"] - 1
+    shown = edgekit("inspect", *asked, "--plan", "--blame")
+    assert table["decisions"][0]["tensor"] in shown.out
+    assert "share of noise" in shown.out
+    assert "% of weights" in shown.out
+
+
+def test_a_recipe_that_names_no_node_is_refused_with_a_hint(edgekit, given, tmp_path):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('[[stage]]\nuse = "quantize-int8"\n[[stage.plan]]\nmatch = "MatMull"\nmode = "float"\n')
+    ran = edgekit.build(given.model, "--data", given.data(), "--recipe", recipe)
+    assert ran.status == 2
+    assert "MatMull" in ran.json["error"]["text"]
+    assert "MatMul" in ran.json["error"]["remedy"]
 
 
 def test_pruning_everything_makes_the_next_build_start_anew(edgekit, given, tmp_path):

@@ -81,6 +81,25 @@ def test_a_build_measures_over_ssh(edgekit, given, sshd, tmp_path):
     assert ran.check("agreement")["value"] == 1.0
 
 
+def test_an_unreachable_target_is_told_before_any_stage_runs(given, tmp_path):
+    from edgekit.errors import TargetError
+    from sshd import free_port
+
+    told = []
+    with pytest.raises(TargetError) as caught:
+        build(
+            str(given.model),
+            profile="host",
+            recipe="int8",
+            data=str(given.data(count=60)),
+            target=f"ssh://127.0.0.1:{free_port()}",
+            store=tmp_path / "store",
+            listen=told.append,
+        )
+    assert caught.value.exit_status == 5
+    assert {one.name for one in told if type(one).__name__ == "StageStarted"} <= {"ingest"}
+
+
 # --- never ship worse
 
 

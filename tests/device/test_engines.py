@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import onnx_models
-from edgekit.device import engine_ort, engine_trt, machine
+from edgekit.device import engine_key, engine_ort, engine_trt, machine, trtexec
 
 CPU, CUDA, TRT = engine_ort.CPU, "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
@@ -95,7 +95,7 @@ def test_sessions_hold_no_provider_that_was_not_asked():
 
 
 @pytest.mark.parametrize(
-    ("version", "network", "builder", "trtexec"),
+    ("version", "network", "builder", "words"),
     [
         ("8.6.2.3", ["EXPLICIT_BATCH"], ["INT8", "FP16"], ["--int8", "--fp16"]),
         ("8.5.2.2", ["EXPLICIT_BATCH"], ["INT8", "FP16"], ["--int8", "--fp16"]),
@@ -104,13 +104,13 @@ def test_sessions_hold_no_provider_that_was_not_asked():
         ("11.4.1", [], [], []),
     ],
 )
-def test_flags_by_version(version, network, builder, trtexec):
-    assert engine_trt.typing_flags(version) == (network, builder)
-    assert engine_trt.trtexec_typing(version) == trtexec
+def test_flags_by_version(version, network, builder, words):
+    assert engine_key.typing_flags(version) == (network, builder)
+    assert engine_key.trtexec_typing(version) == words
 
 
 def test_build_command():
-    assert engine_trt.trtexec_build_argv("trtexec", "m.onnx", "m.engine", "10.3.0") == [
+    assert trtexec.trtexec_build_argv("trtexec", "m.onnx", "m.engine", "10.3.0") == [
         "trtexec",
         "--onnx=m.onnx",
         "--saveEngine=m.engine",
@@ -118,7 +118,7 @@ def test_build_command():
         "--stronglyTyped",
     ]
     shapes = {"x": [[1, 8], [4, 8], [16, 8]], "m": [[1], [4], [16]]}
-    assert engine_trt.trtexec_build_argv("trtexec", "m.onnx", "m.engine", "11.4.1", shapes)[4:] == [
+    assert trtexec.trtexec_build_argv("trtexec", "m.onnx", "m.engine", "11.4.1", shapes)[4:] == [
         "--minShapes=m:1,x:1x8",
         "--optShapes=m:4,x:4x8",
         "--maxShapes=m:16,x:16x8",
@@ -127,7 +127,7 @@ def test_build_command():
 
 def test_time_command():
     feed = {"x": np.zeros((1, 3, 8, 8)), "m": np.zeros((2,))}
-    assert engine_trt.trtexec_time_argv("trtexec", "m.engine", "t.json", feed, 300, 10) == [
+    assert trtexec.trtexec_time_argv("trtexec", "m.engine", "t.json", feed, 300, 10) == [
         "trtexec",
         "--loadEngine=m.engine",
         "--shapes=m:2,x:1x3x8x8",
@@ -143,12 +143,41 @@ def test_time_command():
     ("banner", "version"), [("v8601", "8.6.1"), ("v8502", "8.5.2"), ("v100300", "10.3.0"), ("v110401", "11.4.1")]
 )
 def test_trtexec_version(banner, version):
-    assert engine_trt.trtexec_version(f"&&&& RUNNING TensorRT.trtexec [TensorRT {banner}] # trtexec --help") == version
+    assert trtexec.trtexec_version(f"&&&& RUNNING TensorRT.trtexec [TensorRT {banner}] # trtexec --help") == version
 
 
 def test_trtexec_without_a_version_is_an_error():
     with pytest.raises(ValueError, match="does not tell its version"):
-        engine_trt.trtexec_version("usage: trtexec")
+        trtexec.trtexec_version("usage: trtexec")
+
+
+@pytest.mark.parametrize(("version", "fits"), [("8.5.2.2", True), ("8.4.1", False), ("7.1", False), ("11.4.1", True)])
+def test_an_old_tensorrt_is_told_with_what_to_do(version, fits):
+    if fits:
+        engine_key.check_version(version)
+        return
+    with pytest.raises(RuntimeError, match=f"TensorRT {version} is older than 8.5: update JetPack"):
+        engine_key.check_version(version)
+
+
+def test_an_engine_for_the_dla_is_another_one():
+    gpu = engine_key.engine_parts("10.3.0", "python", "Orin")
+    dla = engine_key.engine_parts("10.3.0", "python", "Orin", None, 0)
+    assert gpu["flags"] == ["STRONGLY_TYPED"]
+    assert dla["flags"] == ["STRONGLY_TYPED", "DLA", "GPU_FALLBACK"]
+    assert (gpu["dla_core"], dla["dla_core"]) == (None, 0)
+    assert engine_key.engine_parts("8.6.1", "python", "Orin")["flags"] == ["EXPLICIT_BATCH", "INT8", "FP16"]
+
+
+def test_the_power_mode_is_no_part_of_the_key(monkeypatch):
+    from edgekit.device import runner as program
+
+    told = {"l4t": "36.4.3", "power_mode": "15W", "cuda": "12.6"}
+    monkeypatch.setattr(program.machine, "jetson", lambda *_: told)
+    key = program.gpu_key()
+    assert "15W" not in key
+    assert "36.4.3" in key
+    assert "12.6" in key
 
 
 def test_engine_key_changes_with_all_that_an_engine_depends_on(tmp_path):
@@ -157,20 +186,20 @@ def test_engine_key_changes_with_all_that_an_engine_depends_on(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "m.onnx.data").write_bytes(b"weights")
     (tmp_path / "sub" / "more.bin").write_bytes(b"more")
-    parts = {"tensorrt": "10.3.0", "gpu": "Orin", "shapes": {}}
-    path = engine_trt.engine_path(str(model), parts)
+    parts = engine_key.engine_parts("10.3.0", "python", "Orin, sm_87, L4T 36.4", {"x": [[1], [2], [4]]})
+    path = engine_key.engine_path(str(model), parts)
     assert Path(path).parent == tmp_path
     Path(path).write_bytes(b"engine")
     (tmp_path / "result.json").write_bytes(b"of another run")
-    assert engine_trt.engine_path(str(model), parts) == path
-    others = {engine_trt.engine_path(str(model), {**parts, key: "other"}) for key in parts}
+    assert engine_key.engine_path(str(model), parts) == path
+    others = {engine_key.engine_path(str(model), {**parts, key: "other"}) for key in parts}
     (tmp_path / "m.onnx.data").write_bytes(b"weightS")
-    others.add(engine_trt.engine_path(str(model), parts))
+    others.add(engine_key.engine_path(str(model), parts))
     (tmp_path / "sub" / "more.bin").write_bytes(b"morE")
-    others.add(engine_trt.engine_path(str(model), parts))
+    others.add(engine_key.engine_path(str(model), parts))
     model.write_bytes(b"grapH, weights in m.onnx.data and sub/more.bin")
-    others.add(engine_trt.engine_path(str(model), parts))
-    assert len(others | {path}) == 7
+    others.add(engine_key.engine_path(str(model), parts))
+    assert len(others | {path}) == len(parts) + 4
 
 
 # --- trtexec, a stand-in script in the documented formats ---
@@ -211,6 +240,13 @@ def test_trtexec_builds_once_and_times(tmp_path, runner, job, result):
     calls = [json.loads(line) for line in log.read_text().splitlines()]
     builds = [call for call in calls if any(word.startswith("--saveEngine") for word in call)]
     assert len(builds) == 1
+    (about,) = tmp_path.glob("*.engine.json")
+    about = json.loads(about.read_text())
+    assert (about["tensorrt"], about["api"], about["timing_cache"]) == ("10.3.0", "trtexec", None)
+    assert about["build_seconds"] >= 0
+    assert runner("measure", job(runtime="tensorrt", runs=150, dla_core=1), env=environment)[0] == 0
+    calls = [json.loads(line) for line in log.read_text().splitlines()]
+    assert sum("--useDLACore=1" in call for call in calls) == 2, "built and timed there"
     assert "--stronglyTyped" in builds[0]
     assert any("--shapes=x:2x8" in call for call in calls)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -63,6 +65,21 @@ def test_a_context_binary_is_made_and_told_whole(tmp_path):
     nodes = onnx.load(out / "model_ctx.onnx", load_external_data=False).graph.node
     assert [node.op_type for node in nodes] == ["EPContext"], "nothing is left to the CPU"
     assert (out / "model_ctx_qnn.bin").stat().st_size > 4096
+
+
+@needs_compiler
+def test_the_example_loads_the_binary_and_falls_back_to_the_graph_for_another_chip(tmp_path):
+    _, out = compiled(kinds.residual_cnn()[0], tmp_path)
+    done = subprocess.run([sys.executable, str(out / "load.py")], capture_output=True, text=True, check=True)
+    assert "not on the HTP" not in done.stdout
+    assert "float32 (1, 10)" in done.stdout
+    facts = json.loads((out / "context.json").read_text())
+    facts["compatibility"] = facts["compatibility"].replace(":57:", ":36:")
+    (out / "context.json").write_text(json.dumps(facts))
+    done = subprocess.run([sys.executable, str(out / "load.py")], capture_output=True, text=True, check=True)
+    assert "the package 'v2" in done.stdout
+    assert "float32 (1, 10)" in done.stdout
+    assert "Build.SOC_MODEL" in (out / "Load.kt").read_text()
 
 
 @needs_compiler

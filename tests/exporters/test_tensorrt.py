@@ -11,12 +11,12 @@ from onnx import TensorProto
 import house
 import kinds
 from contract import onnx_artifact, run_stage
-from edgekit.device.engine_trt import trtexec_build_argv
+from edgekit.device.trtexec import trtexec_build_argv
 from edgekit.exporter import load_exporter
 from edgekit.profile import Graph
 from edgekit.stages.fp16 import Fp16
 from edgekit.stages.quantize_int8 import QuantizeInt8
-from edgekit_exporters.tensorrt.commands import TYPING, trtexec_argv
+from edgekit_exporters.tensorrt.commands import TYPING, build_plan, trtexec_argv
 from edgekit_exporters.tensorrt.rtx import LABEL, check_with_rtx
 
 EXPORTER = load_exporter("tensorrt")
@@ -181,11 +181,53 @@ def test_ranges_reach_the_commands_and_a_lone_batch_is_built_for_one(tmp_path):
     assert facts["shapes"] == {"x": [[1, 3, 16, 16]] * 3}
 
 
+GOLDEN = {
+    "8.5": ["--int8", "--fp16"],
+    "8.6": ["--int8", "--fp16"],
+    "10.3": ["--stronglyTyped"],
+    "10.16": ["--stronglyTyped"],
+    "11": [],
+}
+
+
+@pytest.mark.parametrize("version", GOLDEN)
+def test_exact_commands_of_every_version(version):
+    """Golden: what is typed on the device that has this TensorRT."""
+    start = ["trtexec", "--onnx=m.onnx", "--saveEngine=model.engine", "--skipInference", *GOLDEN[version]]
+    assert trtexec_argv("m.onnx", version, {}) == start
+    assert trtexec_argv("m.onnx", version, {"x": [[1, 3], [2, 3], [4, 3]]}, dla=True) == [
+        *start,
+        "--minShapes=x:1x3",
+        "--optShapes=x:2x3",
+        "--maxShapes=x:4x3",
+        "--useDLACore=0",
+        "--allowGPUFallback",
+    ]
+    assert set(GOLDEN) == set(TYPING)
+
+
+def test_the_plan_names_the_jetpack_of_each_command(tmp_path):
+    for dla in (False, True):
+        plan = build_plan("model.onnx", {}, orin(dla=dla, dla_cores=2))
+        assert set(plan["jetpacks"].values()) == set(plan["commands"])
+        assert ("10.16" in plan["commands"]) == (not dla), "JetPack 7.2 has no DLA"
+        assert plan["jetpacks"]["6.1 - 6.2.2"] == "10.3"
+        told = "--useDLACore=0" in plan["commands"]["10.3"]
+        assert told == dla
+    artifact = onnx_artifact(kinds.residual_cnn()[0], tmp_path / "in")
+    for dla in (False, True):
+        (tmp_path / str(dla)).mkdir()
+        facts = EXPORTER.compile(artifact, tmp_path / "in", orin(dla=dla, dla_cores=2), tmp_path / str(dla))
+        assert facts.get("dla_core") == (0 if dla else None)
+
+
 @pytest.mark.parametrize("version", TYPING)
 def test_the_commands_are_those_of_the_device_runner(version):
     shapes = {"x": [[1, 3], [2, 3], [4, 3]]}
     ours = trtexec_argv("m.onnx", version, shapes)
     assert ours == trtexec_build_argv("trtexec", "m.onnx", "model.engine", version, shapes)
+    ours = trtexec_argv("m.onnx", version, shapes, dla=True)
+    assert ours == trtexec_build_argv("trtexec", "m.onnx", "model.engine", version, shapes, 0)
 
 
 def test_types_that_orin_has_not_are_refused(tmp_path):

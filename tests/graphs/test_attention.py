@@ -49,7 +49,9 @@ def test_only_where_the_runtime_fuses_it(tmp_path):
     from edgekit.graphs.fusion import ONNXRUNTIME
 
     found = groups(nodes(), tmp_path, rules=ONNXRUNTIME)
-    assert [group.rows[0].op for group in found] == ["Transpose", "MatMul", "Softmax", "MatMul", "Transpose"]
+    kernels = ["Transpose", "MatMul", "Div", "Softmax", "MatMul", "Transpose"]
+    assert [group.rows[0].op for group in found] == kernels
+    assert sum(group.written_bytes for group in found) > 3 * SCORES
 
 
 def test_scores_that_are_an_output_break_it(tmp_path):

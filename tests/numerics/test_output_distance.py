@@ -55,3 +55,14 @@ def test_negligible_and_ragged_columns_do_not_count():
     assert not distance((a, a * [1, 0])).lost_columns(3.0)
     ragged = distance((np.ones((1, 2)), np.ones((1, 2))), (np.ones((1, 3)), np.zeros((1, 3))))
     assert not ragged.lost_columns(3.0)
+
+
+def test_columns_of_few_values_say_nothing():
+    """One sample of a classifier has one value in each column: a small one has a large relative error."""
+    reference, wrong = np.array([[5.0, 0.01, -3.0]]), np.array([[5.0, 0.03, -3.0]])
+    few, enough = OutputDistance(), OutputDistance()
+    few.add(reference, wrong)
+    for _ in range(8):
+        enough.add(reference, wrong)
+    assert not few.lost_columns(3.0)
+    assert len(enough.lost_columns(3.0)) == 1

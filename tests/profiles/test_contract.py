@@ -71,8 +71,8 @@ def test_an_alias_is_its_device_under_another_name(alias: str, device: str) -> N
     assert f"{device}.toml" in origins(alias).values()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("jetson")])
-def test_jetson_peaks_follow_from_multiprocessors_and_clock(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("jetson") and "thor" not in name])
+def test_jetson_orin_peaks_follow_from_multiprocessors_and_clock(name: str) -> None:
     compute = load_profile(name).compute
     assert compute.int8_tops is not None
     assert compute.fp16_tops is not None
@@ -89,6 +89,15 @@ def test_jetson_peaks_follow_from_multiprocessors_and_clock(name: str) -> None:
     assert not gpu_only or 2 * dense == pytest.approx(int(published[1]), rel=0.03)
 
 
+def test_thor_is_told_to_be_estimated() -> None:
+    found = load_profile("jetson-agx-thor")
+    assert found.compute.int8_tops is not None
+    assert found.compute.int8_tops.estimated
+    assert found.roofline.int8.estimated
+    assert found.roofline.spread.value >= 2
+    assert found.roofline.spread_unlike == found.roofline.spread, "what was fitted on Orin is not taken over"
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if load_profile(name).family == "snapdragon"])
 def test_snapdragon_says_what_the_simulator_needs(name: str) -> None:
     found = load_profile(name)
@@ -97,7 +106,8 @@ def test_snapdragon_says_what_the_simulator_needs(name: str) -> None:
     assert always <= htp.keys() <= always | {"vtcm_mb", "integer_twin"}
     assert ("fp16" in found.precisions) is htp["fp16"]
     assert "fp32" not in found.precisions
-    assert htp["estimate"] is (htp["soc_model"] in {52, 62, 63, 72, 77, 95, 114})
+    assert (htp["estimate"] == "native") is (htp["soc_model"] in {52, 62, 63, 72, 77, 95, 114})
+    assert (htp["estimate"] == "none") is (name == "snapdragon-888"), "of it alone nothing was published"
 
 
 def test_no_two_devices_answer_to_one_module() -> None:

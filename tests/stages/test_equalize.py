@@ -143,3 +143,14 @@ def test_a_graph_with_a_conv_gets_no_multiplication(tmp_path):
     facts, made = equalized(tmp_path, model, rows)
     assert facts["equalization"] == []
     assert made.SerializeToString() == model.SerializeToString()
+
+
+def test_large_models_are_left_alone_and_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr("edgekit.stages.equalize.MOST_BYTES", 100)
+    model, feeds = (
+        network(residual=False),
+        [{"x": np.random.default_rng(i).normal(size=(2, 5, WIDTH)).astype(np.float32)} for i in range(8)],
+    )
+    facts, made = run_stage(Equalize(), model, tmp_path, data=data_of(feeds), dialect=dialect())
+    assert made == model
+    assert [finding["rule"] for finding in facts["findings"]] == ["not-equalized"]

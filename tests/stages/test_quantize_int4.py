@@ -187,23 +187,25 @@ def test_awq_divides_the_input_once_for_the_layers_that_share_it(tmp_path):
     assert ops(made).count("Mul") == 1
     _, plain = quantize(tmp_path / "rtn", model, feeds, method="rtn", accuracy_level=1)
     assert sqnr(model, made, feeds) > sqnr(model, plain, feeds) + 1
-    mixed, raised = quantize(tmp_path / "mixed", model, feeds, method="awq", accuracy_level=1, eight_bit=0.6)
+    mixed, raised = quantize(tmp_path / "mixed", model, feeds, method="awq", accuracy_level=1, mean_bits=7)
     assert sqnr(model, raised, feeds) > sqnr(model, made, feeds)
     assert mixed["coverage"]["eight_bit"] == 0.5
+    assert ops(raised).count("Mul") == 1
     assert facts["coverage"]["eight_bit"] == 0
 
 
-def test_the_most_sensitive_layers_get_eight_bits(tmp_path):
+def test_more_bits_on_average_are_nearer(tmp_path):
     model, feeds = kinds_int4.uneven()
     sizes, ratios = [], []
-    for number, part in enumerate((0.0, 0.5, 1.0)):
-        facts, made = quantize(tmp_path / str(number), model, feeds, method="rtn", eight_bit=part, accuracy_level=1)
+    for number, bits in enumerate((4.3, 5, 7, 9)):
+        facts, made = quantize(tmp_path / str(number), model, feeds, method="rtn", mean_bits=bits, accuracy_level=1)
         sizes.append(made.ByteSize())
         ratios.append(sqnr(model, made, feeds))
-        assert facts["coverage"]["eight_bit"] == part
+        assert facts["quantization"]["bits_per_weight"] <= bits
+        assert facts["quantization"]["mixed"]["bits_after"] == facts["quantization"]["bits_per_weight"]
     assert sizes == sorted(sizes)
     assert ratios == sorted(ratios)
-    assert ratios[2] > ratios[0] + 15
+    assert ratios[3] > ratios[0] + 15
 
 
 def test_without_data_the_values_alone_decide_and_it_is_told(tmp_path):
@@ -302,7 +304,6 @@ def test_options_are_checked():
         ({"method": "awg"}, "unknown method 'awg'"),
         ({"bits": 3}, "bits 3 is not supported"),
         ({"accuracy_level": 2}, "accuracy_level 2"),
-        ({"eight_bit": 1.5}, "no share"),
     ):
         with pytest.raises(UsageError, match=message):
             QuantizeInt4(**options)

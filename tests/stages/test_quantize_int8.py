@@ -468,6 +468,21 @@ def test_learned_rounding_is_as_right_on_every_kind_of_graph(name, tmp_path):
     assert learned["kept"] == (learned.get("after_db", 0) > learned.get("before_db", 0)), learned
 
 
+def test_learning_takes_fewer_samples_of_large_models_and_leaves_huge_ones(tmp_path, monkeypatch):
+    model, feeds = kinds.residual_cnn()
+    feeds = feeds * 4
+    whole, _ = quantize(tmp_path / "a", model, feeds, rounding="learned")
+    macs = 1.0
+    monkeypatch.setattr("edgekit.graphs.int8_learn.macs_of_all", lambda job: macs)
+    monkeypatch.setattr("edgekit.graphs.int8_learn.MOST_WORK", 12)
+    fewer, made = quantize(tmp_path / "b", model, feeds, rounding="learned")
+    assert fewer["quantization"]["rounding"]["samples"] == 12 < whole["quantization"]["rounding"]["samples"]
+    macs = 3.0
+    none, plain = quantize(tmp_path / "c", model, feeds, rounding="learned")
+    assert "too large: 3 multiply-accumulates" in none["quantization"]["rounding"]["why"]
+    assert plain == quantize(tmp_path / "d", model, feeds)[1] != made
+
+
 def test_learned_rounding_of_a_cnn_comes_nearer_at_the_same_size_and_kernels(tmp_path):
     model, feeds = kinds.residual_cnn()
     (tmp_path / "a").mkdir()

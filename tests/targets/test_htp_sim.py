@@ -170,8 +170,8 @@ def test_the_number_of_samples_follows_the_cost_in_round_steps(monkeypatch):
     monkeypatch.setattr(htp_sim, "is_installed", lambda: True)
     target = htp_sim.HtpSimTarget(PHONE)
     bundle = Bundle(folder=Path(), facts={"context": {"soc_model": 57}})
-    for seconds, wanted, expected in ((0.01, 5000, 2000), (0.01, 700, 700), (2.5, 5000, 10), (25, 5000, 8), (25, 3, 3)):
-        monkeypatch.setattr(target, "_infer", lambda *_, told=seconds: {"seconds": told})
+    for seconds, wanted, expected in ((0.02, 5000, 2000), (0.02, 700, 700), (5, 5000, 10), (50, 5000, 4), (50, 3, 3)):
+        monkeypatch.setattr(target, "_infer", lambda _, feeds, __, told=seconds: {"cpu_seconds": told * len(feeds)})
         assert target.affordable(bundle, {}, wanted) == expected
 
 

@@ -21,7 +21,7 @@ from edgekit.errors import TargetError, UsageError
 from edgekit.transport import open_transport
 from edgekit.transports import far_side
 from edgekit.transports.ssh import Address, SshTransport, parse_url
-from sshd import alive, wait_for
+from sshd import Proxy, alive, wait_for
 
 needs_sshd = pytest.mark.system("openssh-server")
 
@@ -193,42 +193,6 @@ def test_old_files_go(machine, reachable, tmp_path):
 # --- links that break ---
 
 
-class Proxy:
-    """A TCP proxy to the server that can go silent or cut."""
-
-    def __init__(self, port):
-        self.target, self.silent, self.sockets = port, threading.Event(), []
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def accept(self):
-        while True:
-            try:
-                near, _ = self.listener.accept()
-                far = socket.create_connection(("127.0.0.1", self.target))
-            except OSError:
-                return
-            self.sockets += [near, far]
-            for one, other in ((near, far), (far, near)):
-                threading.Thread(target=self.copy, args=(one, other), daemon=True).start()
-
-    def copy(self, one, other):
-        with contextlib.suppress(OSError):
-            while (data := one.recv(65536)) and not self.silent.is_set():
-                other.sendall(data)
-
-    def cut(self):
-        for one in self.sockets:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
-
-    def close(self):
-        self.listener.close()
-        self.cut()
-
-
 @pytest.fixture
 def proxied(reachable):
     proxy = Proxy(int(reachable.url.rpartition(":")[2]))
@@ -258,6 +222,55 @@ def test_a_silent_link_is_given_up(proxied):
     proxy.silent.set()
     with pytest.raises(TargetError, match=r"cannot be reached|stopped at its work"):
         transport.run(["true"], timeout=60)
+
+
+@needs_sshd
+def test_a_slow_link_is_waited_for(proxied, tmp_path):
+    transport, proxy = proxied
+    content = os.urandom(200_000)
+    (tmp_path / "source").write_bytes(content)
+    proxy.rate = 200_000
+    path = transport.push(tmp_path / "source", "slow")
+    transport.pull("slow", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == content
+    assert path.endswith("/slow")
+
+
+@needs_sshd
+def test_a_link_that_is_too_slow_is_given_up_and_what_arrived_stays(proxied, tmp_path, monkeypatch):
+    transport, proxy = proxied
+    monkeypatch.setattr("edgekit.transports.ssh.SLOWEST", 1e6)
+    monkeypatch.setattr("edgekit.transports.ssh.ASK", 2)
+    content = os.urandom(2_000_000)
+    (tmp_path / "source").write_bytes(content)
+    part = Path(transport.folder, f".part-{hashlib.sha256(content).hexdigest()[:32]}")
+    proxy.rate = 200_000
+    with pytest.raises(TargetError, match="stopped at its work"):
+        transport.push(tmp_path / "source", "slower")
+    proxy.rate = None
+    wait_for(lambda: part.exists() and part.stat().st_size)
+    assert not Path(transport.folder, "slower").exists()
+
+
+@needs_sshd
+def test_a_lock_of_our_own_from_a_silent_link_is_taken_over(proxied, reachable):
+    """The far side does not know yet that the link is dead: its holder lives on, but it is ours."""
+    transport, proxy = proxied
+    held = (reachable.work / "lock" / "pid").read_text()
+    proxy.silent.set()
+    for one in list(proxy.sockets):
+        if one.getsockname()[1] == proxy.port:  # our side notices, the server's does not
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+    transport._holder.wait(20)
+    proxy.silent.clear()
+    again = SshTransport(transport.url)
+    with pytest.raises(TargetError, match="in use"):
+        again.open()
+    transport.close()
+    transport.open()
+    assert (reachable.work / "lock" / "pid").read_text() != held
+    assert transport.run(["echo", "back"], timeout=20).stdout == "back\n"
 
 
 @needs_sshd

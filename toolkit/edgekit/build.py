@@ -13,7 +13,7 @@ import msgspec
 from edgekit import events
 from edgekit.artifact import Artifact
 from edgekit.atomic import replacing
-from edgekit.budget import Budget, Verdict, dominated, judge, merge, parse_budget
+from edgekit.budget import Budget, Verdict, dominated, judge, merge, parse_budget, parse_seconds
 from edgekit.errors import UnsupportedError
 from edgekit.exporter import Exporter, load_exporter
 from edgekit.gate import Gate, Trial, findings_of
@@ -28,6 +28,7 @@ from edgekit.shipping import Shipment, bundle_of, check_place, golden_feeds, pac
 from edgekit.signing import load_private_key
 from edgekit.sources import ingest, read_data
 from edgekit.store import Store
+from edgekit.target import Simulator
 from edgekit.targets import default_target, open_target
 
 
@@ -50,6 +51,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     sign: str | None = None,
     seed: int = 0,
     threads: int = 1,
+    sustained: str | None = None,
     strict: bool = False,
     allow_fallback: bool = False,
     allow_partial: bool = False,
@@ -79,6 +81,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         sign: a private Ed25519 key (PEM) to sign the package with.
         seed: the seed of everything random.
         threads: CPU threads for calibration and measurement.
+        sustained: how long the target is also kept at work, e.g. `10m`; latency is then that of the last minute.
         strict: what is unproven counts as missed.
         allow_fallback: nodes may run off the accelerator.
         allow_partial: less than 90 % of the weights may get the asked precision.
@@ -108,6 +111,9 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         plan = make_plan(chosen, device, exporter, given)
         if dry_run:
             return _planned(plan)
+        if place:
+            with open_target(place, device) as machine:
+                machine.reach()  # an hour of work is not lost to a machine that is off
 
         pipeline = Pipeline(
             store=shelf,
@@ -142,9 +148,13 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
             metric=metric,
             budget=budgets,
             threads=threads,
+            sustained=parse_seconds(sustained, "sustained") if sustained else 0,
             seed=seed,
             listen=listen,
+            simulator=_simulator(place, device),
+            allow_fallback=allow_fallback,
         )
+        pipeline.fits = gate.check_fit
         candidate = pipeline.run(plan, reference, gate.score)
 
         told = (*pipeline.findings, *(samples.findings if samples else ()), *findings_of(candidate))
@@ -224,6 +234,12 @@ def _check_given(metric: str | None, place: str, device: Profile, key: str | Non
         load_private_key(Path(key))
     if out:
         check_place(out)
+
+
+def _simulator(place: str, device: Profile) -> Simulator | None:
+    """Return the simulator that a build uses; None when it measures on a device, or nowhere."""
+    target = open_target(place, device) if place else None
+    return target if isinstance(target, Simulator) else None
 
 
 def _refuse_early(reference: Artifact, folder: Path, exporter: Exporter, profile: Profile) -> None:

@@ -29,6 +29,7 @@ KEYS = {
     "shape": list,
     "seed": int,
     "threads": int,
+    "sustained": str,
     "calibration": int,
     "strict": bool,
     "allow-fallback": bool,

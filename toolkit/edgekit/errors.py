@@ -62,6 +62,10 @@ class TargetError(EdgekitError):
     kind = "target"
 
 
+class LinkError(TargetError):
+    """A machine that answered and does no more: work that is not timed may go on once it answers again."""
+
+
 class IntegrityError(EdgekitError):
     """A hash, a signature or a golden output that does not match."""
 

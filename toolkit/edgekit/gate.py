@@ -42,6 +42,9 @@ Split = Literal["calibration", "evaluation"]
 OUTPUTS = "outputs.npz"
 """File of an artifact of kind `outputs`: what `evaluate.save_outputs` wrote."""
 
+FEW = 4
+"""Samples on which an alternative is simulated before it is ranked."""
+
 RUNS = 100
 """Timed runs; a p99 budget takes three times as many."""
 
@@ -78,6 +81,9 @@ class Gate:
         data: the data set; without it nothing can be said about accuracy.
         metric: what is judged; None: by the kind of the labels.
         budget: what must be kept.
+        simulator: where alternatives are tried before they are ranked; None where there is none.
+        allow_fallback: nodes may run off the accelerator, and latency may be that of another engine than was asked.
+        sustained: seconds of load after which latency counts; 0: a device that is not hot.
     """
 
     store: Store
@@ -88,8 +94,11 @@ class Gate:
     metric: str | None
     budget: Budget
     threads: int = 1
+    sustained: float = 0
     seed: int = 0
     listen: events.Listener = events.ignore
+    simulator: Simulator | None = None
+    allow_fallback: bool = False
 
     @cached_property
     def judged_by(self) -> Metric:
@@ -142,6 +151,30 @@ class Gate:
     def feeds(self, split: Split, label: str) -> Iterator[Feed]:
         """Yield the feeds of a split, telling progress."""
         return feeds_of(self._samples(split), f"{split}: {label}", self.listen)
+
+    def check_fit(self, candidate: Artifact) -> None:
+        """Raise UnsupportedError when the runtime refuses a candidate, or computes something else than its graph says.
+
+        An alternative that is refused is none; what a simulator gives is looked at on a few calibration samples.
+        """
+        folder = self.store.folder(candidate.id)
+        errors = [f for f in self.exporter.lint(candidate, folder, self.profile) if f.severity == "error"]
+        errors = [f for f in errors if not (self.allow_fallback and "fallback" in f.rule)]
+        if errors:
+            raise UnsupportedError(errors[0].text, where=errors[0].node, remedy=errors[0].remedy)
+        if self.simulator is None or self.data is None or not len(self.data.calibration):
+            return
+        few = take(self.data.calibration, FEW, seed=self.seed)
+        with tempfile.TemporaryDirectory(prefix="edgekit-fit-") as scratch:
+            facts = self.exporter.compile(candidate, folder, self.profile, Path(scratch))
+            bundle = Bundle(folder=Path(scratch), facts=facts)
+            found = self.simulator.run(bundle, feeds_of(few, "simulator", self.listen))
+            stand_in = run_onnx(Path(scratch, str(facts["model"])), feeds_of(few, "CPU", self.listen))
+            apart = evaluate(stand_in, found, None, find_metric("agreement"), batched=self.leading is not None)
+        told = distance_findings(apart, apart, apart, floats=self._floats, place=self.simulator.place)
+        wrong = next((finding for finding in told if finding.severity == "error"), None)
+        if wrong is not None:
+            raise UnsupportedError(wrong.text, where=wrong.node, remedy=wrong.remedy)
 
     def score(self, candidate: Artifact) -> Score:
         """Rank a candidate among others: accuracy on the calibration data (never on the evaluation data), time, size.
@@ -196,7 +229,10 @@ class Gate:
             original += self.estimate(self.reference)
         else:
             provenance = target.provenance
-            found = target.measure(bundle, self._one_feed(), runs=self._runs, threads=self.threads)
+            more = {"sustained": self.sustained} if self.sustained else {}
+            found = target.measure(bundle, self._one_feed(), runs=self._runs, threads=self.threads, **more)
+            if self.allow_fallback:  # what ran there is what will run there
+                found = tuple(msgspec.structs.replace(one, disqualified="") for one in found)
             place = found[0].on
             original += self._measure_original(bundle, target)
         accuracy, findings = self._accuracy(bundle, target, place, provenance)
@@ -227,6 +263,10 @@ class Gate:
         if self.data is None:
             return None
         return self.data.evaluation if len(self.data.evaluation) else self.data.calibration
+
+    @property
+    def _floats(self) -> set[str]:
+        return {spec.name for spec in self.reference.specs("outputs") if spec.dtype.startswith("float")}
 
     @property
     def _runs(self) -> int:
@@ -283,8 +323,7 @@ class Gate:
                 )
                 for graph in (self.store.folder(self.reference.id), stand_in)
             )
-        floats = {spec.name for spec in self.reference.specs("outputs") if spec.dtype.startswith("float")}
-        told = distance_findings(whole, near, apart, floats=floats, place=target.place)
+        told = distance_findings(whole, near, apart, floats=self._floats, place=target.place)
         return (near if len(few) == len(whole_split) else with_disagreement(whole, apart)), told
 
     def _measure_original(self, bundle: Bundle, target: Target) -> tuple[Figure, ...]:

@@ -41,10 +41,12 @@ def probe() -> dict[str, Any]:
     """Return the tables `cpu`, `memory` and `compute` of a profile for this machine, as JSON values."""
     arch, cores, features = machine(), os.cpu_count() or 1, cpu_features()
     ram = ram_mb()
+    size = cache_mb()
+    cache = {"cache_mb": _figure(size, "this machine")} if size else {}
     memory = _figure(ram, "this machine") if ram else _figure(4000, "estimated: the system does not tell")
     return {
         "cpu": {"arch": arch, "cores": _figure(cores, "this machine"), "features": list(features)},
-        "memory": {"ram_mb": memory},
+        "memory": {"ram_mb": memory, **cache},
         "compute": _peaks(cores, features),
     }
 
@@ -73,6 +75,17 @@ def ram_mb() -> float | None:
     except (AttributeError, ValueError, OSError):
         return None
     return float(round(total / 1e8) * 100)
+
+
+def cache_mb(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> float | None:
+    """Return the size of the last cache in MB (10^6 bytes); None where the kernel does not tell."""
+    sizes = []
+    for path in folder.glob("index*/size"):
+        try:
+            sizes.append(int(path.read_text(encoding="ascii").strip().removesuffix("K")) * 1024)
+        except (OSError, ValueError):
+            continue
+    return max(sizes) / 1e6 if sizes else None
 
 
 def _clock_ghz() -> float:

@@ -36,9 +36,10 @@ def runner_files() -> list[Path]:
     return sorted(path for path in DEVICE.glob("*.py") if path.name != "__init__.py")
 
 
-def encode_feeds(feeds: Iterable[Feed]) -> bytes:
+def encode_feeds(feeds: Iterable[Feed], *, deflate: bool = False) -> bytes:
     """Return feeds (or outputs) as the runner reads them: a `.npz` in which `3:x` is tensor `x` of feed 3."""
-    return encode_arrays({f"{i}:{name}": array for i, feed in enumerate(feeds) for name, array in feed.items()})
+    arrays = {f"{i}:{name}": array for i, feed in enumerate(feeds) for name, array in feed.items()}
+    return encode_arrays(arrays, deflate=deflate)
 
 
 def read_feeds(path: Path) -> list[Feed]:

@@ -26,13 +26,15 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _FAULTS = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError, RuntimeError, OSError)
 
 
-def encode_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """Return an uncompressed `.npz` of the arrays, in the order of their names."""
+def encode_arrays(arrays: Mapping[str, npt.NDArray[Any]], *, deflate: bool = False) -> bytes:
+    """Return an `.npz` of the arrays, in the order of their names; compressed with `deflate`."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+    method = zipfile.ZIP_DEFLATED if deflate else zipfile.ZIP_STORED
+    with zipfile.ZipFile(buffer, "w", method) as archive:
         for name in sorted(arrays):
             entry = zipfile.ZipInfo(f"{name}.npy", _DATE)
             entry.create_system = 3
+            entry.compress_type = method
             entry.external_attr = 0o644 << 16
             with archive.open(entry, "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.asanyarray(arrays[name], order="C"), allow_pickle=False)

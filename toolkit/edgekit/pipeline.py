@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ class Pipeline:
     seed: int = 0
     threads: int = 1
     allow_partial: bool = False
+    fits: Callable[[Artifact], None] = lambda _artifact: None
     originals: dict[str, Artifact] = field(default_factory=dict)
     runs: list[StageRun] = field(default_factory=list)
     findings: list[events.Finding] = field(default_factory=list)
@@ -180,6 +182,7 @@ class Pipeline:
             try:
                 for stage in body:
                     made = self.run_stage(stage, made)
+                self.fits(made)
             except (InputError, UnsupportedError, UsageError) as error:
                 refused[name] = str(error)
                 continue
@@ -190,9 +193,10 @@ class Pipeline:
                 where=f"recipe, choose from {', '.join(refused)}",
                 remedy="Choose a recipe that fits the model and the profile.",
             )
-        name, best, _ = min(tried, key=lambda row: row[2].key())
+        name, best, found = min(tried, key=lambda row: row[2].key())
         scores = {row[0]: _as_facts(row[2]) for row in tried}
-        self._told("choose", {"chosen": name, "scores": scores, "refused": refused})
+        why = _why(found, [row[2] for row in tried if row[0] != name])
+        self._told("choose", {"chosen": name, "why": why, "scores": scores, "refused": refused})
         return best
 
     def _execute(self, stage: Stage, artifact: Artifact, key: str) -> Artifact:
@@ -316,6 +320,20 @@ def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 def _worse(new: Score, old: Score) -> bool:
     """Say whether a round lost latency: a round that makes the model slower is undone."""
     return new.latency_ms is not None and old.latency_ms is not None and new.latency_ms > old.latency_ms
+
+
+def _why(chosen: Score, others: list[Score]) -> str:
+    """Say what speaks for the chosen alternative, in the order in which they are ranked."""
+    if not others:
+        return "the only one that could be built"
+    if not chosen.within:
+        return "none keeps the budgets on the calibration data; it is the fastest"
+    within = [other for other in others if other.within]
+    if not within:
+        return "the only one that keeps the budgets on the calibration data"
+    if chosen.latency_ms is not None and all(chosen.latency_ms < (other.latency_ms or math.inf) for other in within):
+        return "the fastest that keeps the budgets on the calibration data"
+    return "as fast as others that keep the budgets on the calibration data, and smaller or more accurate"
 
 
 def _as_facts(score: Score) -> dict[str, Any]:

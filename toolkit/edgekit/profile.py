@@ -55,10 +55,11 @@ class Cpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Total memory in MB (10^6 bytes) and peak bandwidth in GB/s."""
+    """Total memory in MB (10^6 bytes), peak bandwidth in GB/s, and the size of the last cache in MB."""
 
     ram_mb: Sourced
     bandwidth_gbs: Sourced
+    cache_mb: Sourced | None = None
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,15 +80,17 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         fp32: reached share of `compute.fp32_tops`; `fp16` and `int8` of theirs.
         depthwise: the share that depthwise convolutions reach, of whatever type's peak; `grouped` for grouped ones.
+        recurrent: the share that recurrent layers reach; default: `depthwise`.
         vector: the share of the fp32 peak that operations other than multiply-accumulates reach; default: `fp32`.
         bandwidth: reached share of `memory.bandwidth_gbs`.
+        cache_gbs: GB/s reached by what fits into `memory.cache_mb`; without it caches are not looked at.
         launch_us: per kernel, all of a run started at once where the runtime can (a CUDA graph).
         launch_plain_us: per kernel, started one by one; default: the same.
         small_tile: tiles of less than 128 x 128 reach (area / 128 x 128) to this power of a share; needs `units`.
         spread: the factor of the 90 % interval: latency / spread .. latency x spread.
         spread_unlike: the same for time spent in kinds of kernels that the constants were not fitted on.
-        fitted_on: kind of kernel -> the largest share of the time it has in a model of the fit; kinds that are not
-            named count as unknown to it, an empty table says that nothing was fitted.
+        fitted_on: kind of kernel, `launch_graph` or `launch_plain` -> the largest share of the time it has in a model
+            of the fit; what is not named counts as unknown to it.
     """
 
     fp32: Sourced
@@ -98,7 +101,9 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     grouped: Sourced
     launch_us: Sourced
     spread: Sourced
+    recurrent: Sourced | None = None
     vector: Sourced | None = None
+    cache_gbs: Sourced | None = None
     launch_plain_us: Sourced | None = None
     small_tile: Sourced | None = None
     spread_unlike: Sourced | None = None
@@ -106,7 +111,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         """Shares are at most 1, a spread is at least 1."""
-        for name in ("fp32", "fp16", "int8", "bandwidth", "depthwise", "grouped", "vector"):
+        for name in ("fp32", "fp16", "int8", "bandwidth", "depthwise", "grouped", "recurrent", "vector"):
             share: Sourced | None = getattr(self, name)
             if share is not None and share.value > 1:
                 raise ValueError(f"`{name}` is a share of the peak: at most 1, not {share.value}")

@@ -63,8 +63,16 @@ class Target(Protocol):
     """A device, an emulator or a simulator that runs bundles."""
 
     url: str
-    provenance: Provenance
     findings: list[Finding]
+
+    @property
+    def provenance(self) -> Provenance:
+        """How its outputs were obtained: `measured` on a device, `simulated`; connects when it must look."""
+        ...
+
+    def reach(self) -> None:
+        """Connect and let go again, which costs little; TargetError when it is not there, in use, or lacks a tool."""
+        ...
 
     def fingerprint(self) -> dict[str, str]:
         """Say what the target is (hardware, OS, runtime versions): part of cache keys and of the report."""
@@ -74,8 +82,14 @@ class Target(Protocol):
         """Yield one dict of outputs per feed, in order, holding no more than a chunk of them."""
         ...
 
-    def measure(self, bundle: Bundle, feed: Feed, *, runs: int, threads: int) -> tuple[Figure, ...]:
-        """Measure `latency-p50`, `-p90`, `-p95`, `-p99` (ms) and `memory` (B) with at least `runs` timed runs."""
+    def measure(
+        self, bundle: Bundle, feed: Feed, *, runs: int, threads: int, sustained: float = 0
+    ) -> tuple[Figure, ...]:
+        """Measure `latency-p50`, `-p90`, `-p95`, `-p99` (ms) and `memory` (B) with at least `runs` timed runs.
+
+        `energy` (mJ) where the machine tells its power. With `sustained` seconds of load, latency is that of the last
+        minute.
+        """
         ...
 
     def golden(self, bundle: Bundle, inputs: Path, outputs: Path, *, tolerance: Tolerance) -> GoldenResult:

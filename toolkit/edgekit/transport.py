@@ -13,6 +13,7 @@ from edgekit.errors import UsageError, did_you_mean
 TRANSPORTS = {
     "local": "edgekit.transports.local:LocalTransport",
     "ssh": "edgekit.transports.ssh:SshTransport",
+    "emulated-aarch64": "edgekit.transports.emulated:EmulatedTransport",
 }
 """URL scheme -> `module:Class`. Adding a transport is one file and one line here."""
 
@@ -33,11 +34,13 @@ class Transport(Protocol):
         url: where it is.
         title: what people call it: `local`, `ssh orin`.
         python: its interpreter (3.8 or later, with numpy), once open.
+        far: whether a network lies between: what goes there is worth compressing.
     """
 
     url: str
     title: str
     python: str
+    far: bool
 
     def open(self) -> None:
         """Connect, take the lock of the work folder; TargetError when the machine cannot be reached."""
@@ -52,7 +55,7 @@ class Transport(Protocol):
         ...
 
     def run(self, argv: Sequence[str], *, timeout: float) -> Completed:
-        """Run a command in the work folder; TargetError when it outlives `timeout` seconds or the link breaks."""
+        """Run a command in the work folder; TargetError after `timeout` seconds, LinkError when the link breaks."""
         ...
 
     def pull(self, name: str, destination: Path) -> None:
@@ -61,7 +64,7 @@ class Transport(Protocol):
 
 
 def open_transport(url: str) -> Transport:
-    """Return the transport of a target URL (`local`, `ssh://user@host[:port]`), not yet connected."""
+    """Return the transport of a URL (`local`, `ssh://user@host[:port]`, `emulated-aarch64`), not yet connected."""
     scheme = url.partition("://")[0]
     if scheme not in TRANSPORTS:
         raise UsageError(f"unknown target '{url}'", remedy=did_you_mean(scheme, list(TRANSPORTS)))

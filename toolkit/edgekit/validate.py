@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from edgekit import events
-from edgekit.budget import Budget, Figure, judge, merge, parse_budget
+from edgekit.budget import Budget, Figure, judge, merge, parse_budget, parse_seconds
 from edgekit.data import Dataset, open_dataset
 from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.evaluate import evaluate, figures, load_outputs
@@ -62,6 +62,7 @@ def validate(  # noqa: PLR0913 - one keyword per option of the command line
     calibration: int | None = None,
     budget: Budget | Mapping[str, str] | None = None,
     threads: int = 1,
+    sustained: str | None = None,
     strict: bool = False,
     seed: int = 0,
     store: Path | None = None,
@@ -82,14 +83,17 @@ def validate(  # noqa: PLR0913 - one keyword per option of the command line
         calibration: number of calibration samples, as in the build.
         budget: what must be kept; laid over the profile's own budgets.
         threads: CPU threads on the target.
+        sustained: how long the target is also kept at work, e.g. `10m`; latency is then that of the last minute.
         strict: what is unproven counts as missed.
         seed: as in the build.
         store: the store's folder.
         listen: gets progress events.
     """
     asked = budget if isinstance(budget, Budget) else parse_budget(budget or {})
+    seconds = parse_seconds(sustained, "sustained") if sustained else 0
     if not model.endswith(".edgekit"):
-        options = {"calibration": calibration, "threads": threads, "seed": seed, "strict": strict, "listen": listen}
+        options: dict[str, Any] = {"calibration": calibration, "threads": threads, "seed": seed, "strict": strict}
+        options |= {"sustained": seconds, "listen": listen}
         device = load_profile(profile or "host")
         with Store(store) as shelf, open_target(target, device) as machine:
             return _model(model, machine, shelf, device, asked, (data, metric, reference, label_map), options)
@@ -99,7 +103,8 @@ def validate(  # noqa: PLR0913 - one keyword per option of the command line
         extracted = extract_package(Path(model), Path(scratch) / "package")
         device = _told(extracted, extracted.package.manifest.profile.values, Profile)
         with open_target(target, device) as machine:
-            return _package(extracted, machine, asked, (data, metric), threads=threads, strict=strict, listen=listen)
+            load = {"threads": threads, **({"sustained": seconds} if seconds else {})}
+            return _package(extracted, machine, asked, (data, metric), load, strict=strict, listen=listen)
 
 
 def _package(
@@ -107,8 +112,8 @@ def _package(
     machine: Target,
     asked: Budget,
     given: tuple[str | None, str | None],
+    load: dict[str, Any],
     *,
-    threads: int,
     strict: bool,
     listen: events.Listener,
 ) -> Result:
@@ -121,7 +126,7 @@ def _package(
     samples = _samples(extracted, built.data, data, listen) if data else None
     feed = _one_feed(extracted, samples)
     runs = 3 * RUNS if "p99" in budgets.latency_ms else RUNS
-    found = list(machine.measure(bundle, feed, runs=runs, threads=threads))
+    found = list(machine.measure(bundle, feed, runs=runs, **load))
     findings = [*(samples.findings if samples else ()), *machine.findings, *_check_golden(extracted, machine)]
     on = found[0].on
     if samples is None or extracted.reference is None:
@@ -247,6 +252,7 @@ def _model(
         listen=options["listen"],
     )
     budgets = merge(parse_budget(device.budget), asked)
+    sustained = options.pop("sustained")
     gate = Gate(
         store=store,
         profile=device,
@@ -255,6 +261,7 @@ def _model(
         data=samples,
         metric=metric,
         budget=budgets,
+        sustained=sustained,
         **options,
     )
     pipeline = Pipeline(store=store, profile=device, dialect=exporter.dialect(device), data=samples, **options)

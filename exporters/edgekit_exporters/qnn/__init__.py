@@ -6,6 +6,7 @@ Without the extra `qnn` the graph goes to the device as it is, and a finding say
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from edgekit.graphs.roofline import Protocol
 
 __all__ = ["EXPORTER", "NOT_COMPILED", "QnnExporter"]
+
+EXAMPLES = Path(__file__).with_name("examples")
+FACTS = "context.json"
+"""What the examples read: for which chip the binary is."""
 
 _CARRY = (
     *("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "MaxPool", "Resize", "Sigmoid", "LeakyRelu"),
@@ -61,6 +66,8 @@ class QnnExporter:
             ops=("Conv", "ConvTranspose", "MatMul", "Gemm"),
             carry=_CARRY,
             stored_per_channel=False,
+            whole="prefer" if profile.settings.get("htp", {}).get("fp16", True) else "must",
+            precisions=("w8a8", "w8a16", "w4a16"),
             int4="none",  # the HTP wants 16-bit activations beside 4-bit weights in blocks, these stay float
             max_opset=profile.graph.max_opset,
             max_ir=profile.graph.max_ir,
@@ -82,6 +89,8 @@ class QnnExporter:
 
     def compile(self, artifact: Artifact, folder: Path, profile: Profile, out: Path) -> dict[str, Any]:
         """Write `model_ctx.onnx` and its binary for the profile's SoC, and `model.onnx` for where that does not load.
+
+        Beside them lie `context.json` and examples that load the binary, in Python and Kotlin.
 
         Nodes that the HTP refuses stay on the CPU and are told in the facts: `lint` has said so before.
 
@@ -106,19 +115,23 @@ class QnnExporter:
         for name in files:
             shutil.copyfile(context.folder / name, out / name)
         facts |= {"context": _facts(context, profile), "loads": files}
+        (out / FACTS).write_text(json.dumps(facts["context"], indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        for example in sorted(EXAMPLES.glob("[lL]oad.*")):
+            shutil.copyfile(example, out / example.name)
         if context.refused:
             facts["findings"] = msgspec.to_builtins(fallback_findings(context.refused, "warning"))
         return facts
 
     def estimate(self, artifact: Artifact, folder: Path, profile: Profile) -> tuple[Figure, ...]:
-        """Predict latency and memory with the profile's roofline."""
+        """Predict latency and memory; see `forecast`."""
         return self.forecast(artifact, folder, profile).figures
 
     def forecast(self, artifact: Artifact, folder: Path, profile: Profile, *, protocol: Protocol = "graph") -> Forecast:
-        """Predict with the profile's roofline, kernel by kernel."""
+        """Predict by Qualcomm's own estimate, else the profile's roofline; there is one way to start a run."""
         from edgekit_exporters.qnn.latency import predict
 
-        return predict(artifact, folder, profile, protocol=protocol)
+        del protocol
+        return predict(self._desk, artifact, folder, profile, compiles=self._why_not(profile) is None)
 
     def _why_not(self, profile: Profile) -> str | None:
         """Say why nothing can be compiled for a profile; None when it can."""

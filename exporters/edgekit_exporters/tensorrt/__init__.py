@@ -89,6 +89,8 @@ class TensorRTExporter:
             "graphs": artifact.facts["graphs"],
             "build": BUILD,
         }
+        if profile.settings.get("tensorrt", {}).get("dla", False):
+            facts["dla_core"] = 0
         return facts | ({"shapes": shapes} if shapes else {})
 
     def estimate(self, artifact: Artifact, folder: Path, profile: Profile) -> tuple[Figure, ...]:
@@ -99,11 +101,11 @@ class TensorRTExporter:
         """Predict with the profile's roofline, kernel by kernel."""
         from edgekit.graphs.cost import cost_of
         from edgekit.graphs.forecast import forecast
-        from edgekit.graphs.fusion import TENSORRT
+        from edgekit.graphs.fusion import rules_of
         from edgekit.graphs.rules import usual_shapes
 
         cost = cost_of(folder / MAIN, usual_shapes(artifact))
-        return forecast(cost, profile, rules=TENSORRT, protocol=protocol)
+        return forecast(cost, profile, rules=rules_of(self.name), protocol=protocol)
 
 
 EXPORTER = TensorRTExporter()

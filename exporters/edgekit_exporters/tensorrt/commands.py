@@ -14,14 +14,19 @@ from edgekit.profile import Profile
 ENGINE = "model.engine"
 
 TYPING: dict[str, tuple[str, ...]] = {
+    "8.5": ("--int8", "--fp16"),
     "8.6": ("--int8", "--fp16"),
     "10.3": ("--stronglyTyped",),
     "10.16": ("--stronglyTyped",),
     "11": (),
 }
-"""TensorRT version -> trtexec's flags for a graph with explicit precisions; JetPack 6.0, 6.1-6.2, 7.2 and 7.2.2."""
+"""TensorRT version -> trtexec's flags for a graph with explicit precisions."""
 
-_DLA_UNTIL = "10.3"
+JETPACKS = {"5.1": "8.5", "6.0": "8.6", "6.1 - 6.2.2": "10.3", "7.2": "10.16", "7.2.2 and later": "11"}
+"""JetPack -> the TensorRT that it ships, a key of `TYPING`."""
+
+WITH_DLA = frozenset({"8.5", "8.6", "10.3", "11"})
+"""The versions that drive a DLA: none from 10.8 on until JetPack 7.2.2."""
 
 
 def trtexec_argv(
@@ -46,12 +51,13 @@ def trtexec_argv(
 def build_plan(model: str, shapes: Mapping[str, Sequence[Sequence[int]]], profile: Profile) -> dict[str, Any]:
     """Return the contents of `build.json`: what to run on the device, by the TensorRT found there."""
     dla = bool(profile.settings.get("tensorrt", {}).get("dla", False))
-    versions = [version for version in TYPING if not dla or version in {"8.6", _DLA_UNTIL, "11"}]
+    versions = [version for version in TYPING if not dla or version in WITH_DLA]
     return {
         "schema": 1,
         "about": "Build the engine on the device it runs on: engines fit one TensorRT version and one GPU only. "
         "Take the command of the TensorRT found there; edgekit's runner does the same by itself.",
         "engine": ENGINE,
+        "jetpacks": {jetpack: version for jetpack, version in JETPACKS.items() if version in versions},
         "shapes": {name: [list(shape) for shape in triple] for name, triple in sorted(shapes.items())},
         "commands": {version: trtexec_argv(model, version, shapes, dla=dla) for version in versions},
     }

@@ -3,7 +3,7 @@
 from edgekit.budget.dominance import dominated
 from edgekit.budget.figures import Budget, Check, Figure, Provenance, Status, Verdict
 from edgekit.budget.judge import judge
-from edgekit.budget.words import merge, parse_budget, parse_size
+from edgekit.budget.words import merge, parse_budget, parse_seconds, parse_size
 
 __all__ = [
     "Budget",
@@ -16,5 +16,6 @@ __all__ = [
     "judge",
     "merge",
     "parse_budget",
+    "parse_seconds",
     "parse_size",
 ]

@@ -20,6 +20,7 @@ _MILLISECONDS = {
     "ms": "1",
     "s": "1000",
 }
+_SECONDS = {"s": "1", "m": "60", "min": "60", "h": "3600"}
 _BYTES = {"": "1", "b": "1"} | {
     f"{letter}{suffix}": str(base**power)
     for power, letter in enumerate("kmgt", start=1)
@@ -78,6 +79,11 @@ def parse_size(word: str, name: str) -> int:
     return _size(name, word)
 
 
+def parse_seconds(word: str, name: str) -> float:
+    """Return the seconds of a span such as `90s` or `10m`; UsageError that names the option."""
+    return float(_positive(name, word, _SECONDS))
+
+
 def _drop(name: str, word: str) -> float:
     amount, unit = _quantity(name, word, {"": "1", "%": "0.01"})
     if amount < 0:
@@ -109,7 +115,7 @@ _READERS: dict[str, Callable[[str, str], float]] = {
     "max-memory": _size,
     "energy": _energy,
 }
-_EXAMPLES = {"max-drop": "1%", "max-size": "5MB", "max-memory": "200MB", "energy": "50mJ"}
+_EXAMPLES = {"max-drop": "1%", "max-size": "5MB", "max-memory": "200MB", "energy": "50mJ", "sustained": "10m"}
 
 
 def _positive(name: str, word: str, units: Mapping[str, str], *, fold: bool = False) -> Decimal:

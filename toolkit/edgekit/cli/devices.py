@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from edgekit.cli.options import json_option
+from edgekit.cli.options import json_option, quiet_option
 
 
 @click.group()
@@ -42,6 +44,33 @@ def show(name: str, as_json: bool) -> int:
         return 0
     cells = [(row.key, row.value, row.source, row.file) for row in rows]
     console_for_stdout().print(rows_table(name, ("key", "value", "source", "file"), cells))
+    return 0
+
+
+@profiles.command("calibrate")
+@click.argument("name")
+@click.option("--target", metavar="URL", help="Where the device is (default: the profile's).")
+@click.option(
+    "--model", "models", multiple=True, metavar="MODEL", help="Scale by a run of this model, in place of small graphs."
+)
+@click.option("--out", metavar="FILE", help="The profile to write (default: NAME-calibrated.toml here).")
+@quiet_option
+@json_option
+def calibrate(name: str, quiet: bool, as_json: bool, **options: Any) -> int:
+    """Measure a device and write a profile that extends NAME with what it reaches."""
+    from edgekit.calibrate import calibrate as run_calibrate
+    from edgekit.cli.printing import Teller, console_for_stdout, print_json, rows_table
+
+    with Teller(quiet=quiet or as_json) as teller:
+        found = run_calibrate(name, listen=teller.listen, **options)
+    if as_json:
+        told = {**vars(found), "path": str(found.path)}
+        print_json({"status": "pass", "exit": 0, "error": None, **told})
+        return 0
+    cells = [(graph, f"{ms:.4g} ms", f"{found.ratios[graph] - 1:+.0%}") for graph, ms in found.measured.items()]
+    console = console_for_stdout()
+    console.print(rows_table(f"{name} on {found.target}", ("graph", "measured", "predicted"), cells))
+    console.print(f"90 % interval: x {found.spread:.3g}; written: {found.path}", soft_wrap=True)
     return 0
 
 

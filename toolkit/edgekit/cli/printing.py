@@ -89,9 +89,32 @@ def print_result(result: Result, *, as_json: bool, quiet: bool = False, told: Co
         for finding in result.findings:
             if finding not in told:
                 console.print(finding_line(finding))
+        for run in result.stages:
+            if run.name == "choose":
+                console.print(alternatives_table(run.facts))
+                console.print(Text(f"chosen: {run.facts['chosen']}, {run.facts.get('why', '')}"))
         if result.coverage:
             console.print(coverage_line(result.coverage))
     _print_verdict(console, result)
+
+
+def alternatives_table(facts: dict[str, Any]) -> Table:
+    """Return the table of a recipe's alternatives: what each would lose, take and weigh, or why it is none."""
+    rows = []
+    for name, score in facts["scores"].items():
+        drop, latency = score["drop"], score["latency_ms"]
+        rows.append(
+            (
+                f"{name} *" if name == facts["chosen"] else name,
+                "" if drop is None else f"{drop:.2%}",
+                "" if latency is None else f"{latency:.3g} ms",
+                f"{score['size'] / 1e3:.0f} kB",
+                "keeps the budgets" if score["within"] else "misses a budget",
+            )
+        )
+    rows += [(name, "", "", "", " ".join(why.split())[:120]) for name, why in facts["refused"].items()]
+    headings = ("alternative", "drop (calibration)", "latency (predicted)", "size", "")
+    return rows_table("alternatives", headings, rows)
 
 
 def _print_verdict(console: Console, result: Result) -> None:

@@ -29,7 +29,9 @@ def write_feed(archive: zipfile.ZipFile, index: int, arrays: Dict[str, Any]) -> 
         if not isinstance(array, np.ndarray):
             raise TypeError("output '{}' is a {}, not a tensor".format(name, type(array).__name__))
         plain = array.astype(str) if array.dtype == object else array
-        with archive.open(zipfile.ZipInfo("{}:{}.npy".format(index, name)), "w", force_zip64=True) as member:
+        entry = zipfile.ZipInfo("{}:{}.npy".format(index, name))
+        entry.compress_type = archive.compression
+        with archive.open(entry, "w", force_zip64=True) as member:
             np.lib.format.write_array(member, plain, allow_pickle=False)
 
 

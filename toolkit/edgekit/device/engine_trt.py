@@ -1,4 +1,4 @@
-"""The TensorRT engine: built from the ONNX once, where it runs, through tensorrt's Python or trtexec.
+"""The TensorRT engine: built from the ONNX once, where it runs, through tensorrt's Python.
 
 Untested on hardware: no machine with an NVIDIA GPU has run this file yet. What does not need one (the choice of flags
 by version, cache keys, argv lists, shapes and bytes against a stand-in) is tested. TensorRT 8.6 to 11 share the calls
@@ -8,148 +8,21 @@ Standard library and numpy, Python 3.8.
 
 import ctypes
 import glob
-import hashlib
-import json
 import os
-import re
-import subprocess
-import sys
-import tempfile
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+import time
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
+if __package__:
+    from . import engine_key
+else:
+    import engine_key  # type: ignore[import-not-found,no-redef]
+
+Buffers = Dict[str, Tuple[int, int]]
+"""Tensor -> (address on the GPU, bytes)."""
+
 H2D, D2H = 1, 2  # cudaMemcpyKind
-
-
-def major(version: str) -> int:
-    """Return the major version; ValueError when it is none."""
-    return int(version.split(".", 1)[0])
-
-
-STRONG, ALWAYS_STRONG = 9, 11
-"""The major versions from which strong typing can be asked for, and from which there is nothing else."""
-
-
-def typing_flags(version: str) -> Tuple[List[str], List[str]]:
-    """Return (network creation flags, builder flags) by name for an ONNX whose precisions are explicit (Q/DQ, Cast).
-
-    8.x knows no strong typing: explicit batch must be said, and INT8 and FP16 kernels must be allowed for Q/DQ and
-    half tensors. 9 and 10 take the types from the graph when they are told to. 11 always does, without the old flags.
-    """
-    if major(version) < STRONG:
-        return ["EXPLICIT_BATCH"], ["INT8", "FP16"]
-    return (["STRONGLY_TYPED"], []) if major(version) < ALWAYS_STRONG else ([], [])
-
-
-def trtexec_typing(version: str) -> List[str]:
-    """Return the same choice in trtexec's words."""
-    if major(version) < STRONG:
-        return ["--int8", "--fp16"]
-    return ["--stronglyTyped"] if major(version) < ALWAYS_STRONG else []
-
-
-def engine_path(model: str, parts: Dict[str, Any]) -> str:
-    """Return where the engine of a model is cached: beside it, keyed by its bytes and by `parts`.
-
-    Its bytes are those of the graph and of every file below its folder that the graph names (external data), so that
-    nothing else that lies there matters. `parts`: the exact TensorRT version, the GPU, and everything else that an
-    engine is not portable across.
-    """
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
-    folder = os.path.dirname(os.path.abspath(model))
-    with open(model, "rb") as file:
-        graph = file.read()
-    key.update(graph)
-    paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
-    for path in sorted(paths):
-        name = os.path.relpath(path, folder).encode("utf-8", "surrogateescape")
-        if name not in graph or os.path.samefile(path, model):
-            continue
-        key.update(b"\0" + name + b"\0")
-        with open(path, "rb") as file:
-            for block in iter(lambda: file.read(1 << 20), b""):
-                key.update(block)
-    return "{}.{}.engine".format(model, key.hexdigest()[:24])
-
-
-def trtexec_build_argv(
-    trtexec: str,
-    model: str,
-    engine: str,
-    version: str,
-    shapes: Optional[Dict[str, Sequence[Sequence[int]]]] = None,
-) -> List[str]:
-    """Return the command that builds an engine; `shapes`: input -> (min, opt, max) for dynamic inputs."""
-    argv = [trtexec, "--onnx=" + model, "--saveEngine=" + engine, "--skipInference", *trtexec_typing(version)]
-    for index, option in enumerate(("--minShapes=", "--optShapes=", "--maxShapes=")):
-        if shapes:
-            words = ["{}:{}".format(name, "x".join(map(str, triple[index]))) for name, triple in sorted(shapes.items())]
-            argv.append(option + ",".join(words))
-    return argv
-
-
-def trtexec_time_argv(
-    trtexec: str, engine: str, times: str, feed: Dict[str, Any], runs: int, seconds: float
-) -> List[str]:
-    """Return the command that times an engine, copies to and from the GPU included, one raw duration per run."""
-    shapes = ",".join("{}:{}".format(name, "x".join(map(str, array.shape))) for name, array in sorted(feed.items()))
-    return [
-        trtexec,
-        "--loadEngine=" + engine,
-        "--shapes=" + shapes,
-        "--exportTimes=" + times,
-        "--iterations={}".format(runs),
-        "--duration={:g}".format(seconds),
-        "--warmUp=500",
-        "--useSpinWait",
-    ]
-
-
-_SIX_DIGITS = 100000  # since 10.0: two digits each for minor and patch; before: one for minor
-
-
-def trtexec_version(banner: str) -> str:
-    """Return `10.3.0` for trtexec's `TensorRT v100300`, `8.6.1` for `v8601`; ValueError when there is none."""
-    match = re.search(r"TensorRT v(\d{4,6})\b", banner)
-    if match is None:
-        raise ValueError("trtexec does not tell its version")
-    number, base = int(match.group(1)), 100 if int(match.group(1)) >= _SIX_DIGITS else 10
-    return "{}.{}.{}".format(number // base // 100, number // 100 % base, number % 100)
-
-
-def time_with_trtexec(
-    trtexec: str,
-    model: str,
-    feed: Dict[str, Any],
-    runs: int,
-    seconds: float,
-    gpu: str,
-    shapes: Optional[Dict[str, Sequence[Sequence[int]]]] = None,
-) -> Tuple[str, List[float]]:
-    """Build the engine (cached) and time it with trtexec: (TensorRT version, durations in ms without its warm-up)."""
-    told = subprocess.run([trtexec, "--help"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
-    version = trtexec_version(told.stdout.decode("utf-8", "replace"))
-    engine = engine_path(model, {"trtexec": version, "gpu": gpu, "shapes": shapes or {}})
-    if not os.path.isfile(engine):
-        _run(trtexec_build_argv(trtexec, model, engine + ".part", version, shapes), 3600)
-        os.replace(engine + ".part", engine)
-    with tempfile.TemporaryDirectory() as scratch:
-        times = os.path.join(scratch, "times.json")
-        _run(trtexec_time_argv(trtexec, engine, times, feed, runs, min(seconds, 10)), seconds + 600)
-        with open(times, encoding="utf-8") as file:
-            return version, read_times(file.read())
-
-
-def _run(argv: List[str], timeout: float) -> None:
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr, timeout=timeout, check=False)
-    if done.returncode:
-        raise RuntimeError("{} ended with status {}: its log says why".format(argv[0], done.returncode))
-
-
-def read_times(text: str) -> List[float]:
-    """Return the durations (ms) of trtexec's `--exportTimes` JSON: `latencyMs` of each run."""
-    return [float(entry["latencyMs"]) for entry in json.loads(text)]
 
 
 class Cuda:
@@ -201,15 +74,26 @@ class Cuda:
         self._check(self._library.cudaStreamSynchronize(ctypes.c_void_p(stream)), "cudaStreamSynchronize")
 
 
-def build(trt: Any, model: str, shapes: Optional[Dict[str, Sequence[Sequence[int]]]] = None) -> Any:
+def build(
+    trt: Any,
+    model: str,
+    shapes: Optional[Dict[str, Sequence[Sequence[int]]]] = None,
+    dla_core: Optional[int] = None,
+) -> Any:
     """Return the serialized engine of an ONNX file (any object with the buffer interface).
+
+    Args:
+        trt: the module `tensorrt`.
+        model: the ONNX file.
+        shapes: input -> (min, opt, max) of dynamic inputs.
+        dla_core: the DLA core to build for, layers that it does not take go to the GPU; None: the GPU.
 
     Raises:
         RuntimeError: the parser or the builder refuses it, with their words.
     """
     logger = trt.Logger(trt.Logger.WARNING)
     builder = trt.Builder(logger)
-    network_flags, builder_flags = typing_flags(trt.__version__)
+    network_flags, builder_flags = engine_key.typing_flags(trt.__version__)
     bits = sum(1 << int(getattr(trt.NetworkDefinitionCreationFlag, name)) for name in network_flags)
     network = builder.create_network(bits)
     parser = trt.OnnxParser(network, logger)
@@ -219,6 +103,10 @@ def build(trt: Any, model: str, shapes: Optional[Dict[str, Sequence[Sequence[int
     config = builder.create_builder_config()
     for name in builder_flags:
         config.set_flag(getattr(trt.BuilderFlag, name))
+    if dla_core is not None:
+        config.default_device_type = trt.DeviceType.DLA
+        config.DLA_core = dla_core
+        config.set_flag(trt.BuilderFlag.GPU_FALLBACK)
     if shapes:
         profile = builder.create_optimization_profile()
         for name, (low, best, high) in shapes.items():
@@ -239,16 +127,18 @@ class TrtEngine:
     fallback = None
     accelerated = True
 
-    def __init__(self, trt: Any, cuda: Any, serialized: Any, gpu: str) -> None:
+    def __init__(self, trt: Any, cuda: Any, serialized: Any, gpu: str, dla_core: Optional[int] = None) -> None:
         """Load a serialized engine; RuntimeError when it is of another TensorRT version or GPU."""
         self._cuda = cuda
         self._runtime = trt.Runtime(trt.Logger(trt.Logger.WARNING))
+        if dla_core is not None:
+            self._runtime.DLA_core = dla_core
         self._engine = self._runtime.deserialize_cuda_engine(serialized)
         if self._engine is None:
             raise RuntimeError("TensorRT {} cannot load the engine".format(trt.__version__))
         self._context = self._engine.create_execution_context()
         self._stream = cuda.stream()
-        self._buffers = {}  # type: Dict[str, Tuple[int, int]]
+        self._buffers = {}  # type: Buffers
         names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
         dtypes = {name: np.dtype(trt.nptype(self._engine.get_tensor_dtype(name))) for name in names}
         is_input = {name: self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT for name in names}
@@ -310,28 +200,37 @@ class TrtEngine:
         return address
 
 
-def load(model: str, gpu: str, shapes: Optional[Dict[str, Sequence[Sequence[int]]]] = None) -> TrtEngine:
+def load(
+    model: str,
+    gpu: str,
+    shapes: Optional[Dict[str, Sequence[Sequence[int]]]] = None,
+    dla_core: Optional[int] = None,
+) -> TrtEngine:
     """Return the engine of an ONNX file, from the cache beside it or built now.
 
     Raises:
         ImportError: tensorrt or the CUDA runtime is not there.
-        RuntimeError: the model cannot be parsed, built or loaded.
+        RuntimeError: TensorRT is too old, or the model cannot be parsed, built or loaded.
     """
     import tensorrt as trt
 
+    engine_key.check_version(trt.__version__)
     cuda = Cuda()
-    path = engine_path(model, {"tensorrt": trt.__version__, "gpu": gpu, "shapes": shapes or {}, "runner": 1})
+    parts = engine_key.engine_parts(trt.__version__, "python", gpu, shapes, dla_core)
+    path = engine_key.engine_path(model, parts)
     if os.path.isfile(path):
         try:
             with open(path, "rb") as file:
-                return TrtEngine(trt, cuda, file.read(), gpu)
+                return TrtEngine(trt, cuda, file.read(), gpu, dla_core)
         except RuntimeError:  # a driver update can make a cached engine stale: build it again
             os.unlink(path)
-    serialized = build(trt, model, shapes)
+    begun = time.monotonic()
+    serialized = build(trt, model, shapes, dla_core)
     try:
         with open(path + ".part", "wb") as file:
             file.write(serialized)
         os.replace(path + ".part", path)
+        engine_key.write_about(path, parts, time.monotonic() - begun)
     except OSError:  # a read-only folder: no cache, the engine runs all the same
         pass
-    return TrtEngine(trt, cuda, serialized, gpu)
+    return TrtEngine(trt, cuda, serialized, gpu, dla_core)

@@ -158,12 +158,21 @@ def summarize(series_ms: Sequence[float], minimum: int = 100) -> Dict[str, Any]:
                 len(steady_runs), warmup, max(minimum, 3)
             )
         )
+    return dict(warmup=warmup, **describe(steady_runs))
+
+
+THIRDS = 3
+
+
+def describe(steady_runs: Any) -> Dict[str, Any]:
+    """Return what `summarize` does of runs that are known to be steady, without `warmup`; at least one run."""
     ordered = np.sort(steady_runs)
-    summary = {"n": len(ordered), "warmup": warmup}  # type: Dict[str, Any]
+    summary = {"n": len(ordered)}  # type: Dict[str, Any]
     for percent in PERCENTILES:
         low, high = bounds(ordered, percent)
         summary["p{}".format(percent)] = {"value": percentile(ordered, percent), "low": low, "high": high}
-    moved, spread = drift(steady_runs)
+    enough = len(ordered) >= THIRDS
+    moved, spread = drift(steady_runs) if enough else (0.0, 0.0)
     tick = clock_tick(steady_runs)
     summary.update(
         mean=float(ordered.mean()),
@@ -171,7 +180,7 @@ def summarize(series_ms: Sequence[float], minimum: int = 100) -> Dict[str, Any]:
         max=float(ordered[-1]),
         drift=moved,
         unstable=spread > UNSTABLE,
-        modes=two_modes(steady_runs),
+        modes=two_modes(steady_runs) if enough else None,
         tick=tick,
         coarse=tick > 0.1 * summary["p50"]["value"],
     )

@@ -50,18 +50,20 @@ def probe(root: str = "/", tool: Optional[Tool] = None) -> Dict[str, Any]:
         tool: runs an argv list and returns its standard output, or None when it cannot.
 
     Returns:
-        `machine`, `system`, `release`, `os`, `python`, `cpu` {model, features, cores}, `memory_bytes`, `modules` (ids
-        by which a profile recognizes a board), `board`, `runtimes` {numpy, onnxruntime, tensorrt, trtexec}, `gpu`,
-        `jetson` {l4t, packages, power_mode, cuda} and `state` (see `state`). What is unknown is left out.
+        `machine`, `emulator` (what pretends to be it), `system`, `release`, `os`, `python`,
+        `cpu` {model, features, cores}, `memory_bytes`, `modules` (ids by which a profile recognizes a board), `board`,
+        `runtimes` {numpy, onnxruntime, tensorrt, trtexec}, `gpu`, `jetson` {l4t, packages, power_mode, cuda} and
+        `state` (see `state`). What is unknown is left out.
     """
     ask = tool or run_tool
     fields = {
         "machine": platform.machine,
+        "emulator": lambda: emulator(root),
         "system": platform.system,
         "release": platform.release,
         "python": platform.python_version,
         "os": lambda: os_name(read(root, "etc/os-release")),
-        "cpu": lambda: cpu(read(root, "proc/cpuinfo"), ask),
+        "cpu": lambda: cpu(read(root, "proc/cpuinfo"), (lambda _: None) if emulator(root) else ask),
         "memory_bytes": lambda: memory_bytes(read(root, "proc/meminfo")),
         "board": lambda: read(root, "proc/device-tree/model").strip("\0 \n"),
         "modules": lambda: modules(root),
@@ -80,6 +82,18 @@ def probe(root: str = "/", tool: Optional[Tool] = None) -> Dict[str, Any]:
         if value not in (None, "", {}, []):
             found[name] = value
     return found
+
+
+def emulator(root: str = "/", arch: Optional[str] = None) -> str:
+    """Return the name of the emulator that this process runs in; empty on a real machine.
+
+    QEMU in user mode leaves the host's /proc as it is: an Arm processor with the words of an x86 one is emulated.
+    """
+    named = os.environ.get("EDGEKIT_EMULATOR_NAME", "") if root == "/" else ""
+    foreign = (arch or platform.machine()) in ("aarch64", "armv7l") and re.search(
+        r"^(?:vendor_id|cpu family)\s*:", read(root, "proc/cpuinfo"), re.MULTILINE
+    )
+    return named or ("emulated-{}".format(arch or platform.machine()) if foreign else "")
 
 
 def read(root: str, path: str, limit: int = 1 << 20) -> str:
@@ -177,7 +191,7 @@ def gpu(ask: Tool) -> Dict[str, str]:
 
 
 def jetson(root: str, ask: Tool) -> Dict[str, Any]:
-    """Return what NVIDIA's board support says of itself: L4T, packages, power mode, CUDA; empty elsewhere."""
+    """Return what NVIDIA's board support says of itself: L4T, packages, power mode(s), CUDA; empty elsewhere."""
     release = read(root, "etc/nv_tegra_release")
     match = re.search(r"# R(\d+) \(release\), REVISION: ([\d.]+)", release)
     if not release:
@@ -190,6 +204,11 @@ def jetson(root: str, ask: Tool) -> Dict[str, Any]:
     mode = re.search(r"NV Power Mode:\s*(\S+)", ask(["nvpmodel", "-q"]) or "")
     if mode:
         found["power_mode"] = mode.group(1)
+    modes = dict(
+        re.findall(r"^\s*<\s*POWER_MODEL ID=(\d+) NAME=(\S+)\s*>", read(root, "etc/nvpmodel.conf"), re.MULTILINE)
+    )
+    if modes:
+        found["power_modes"] = {name: int(number) for number, name in modes.items()}
     cuda = re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([\d.]+)"', read(root, "usr/local/cuda/version.json"))
     if cuda:
         found["cuda"] = cuda.group(1)

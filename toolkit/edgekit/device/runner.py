@@ -15,13 +15,15 @@ It imports nothing of edgekit. A job is a JSON object; paths in it are relative 
     context    a compiled form of the model for Qualcomm's HTP: {"model", "soc_model", "soc", "compatibility"}; it is
                loaded when QNNExecutionProvider is asked, else (told as `fallback`) the model, if the CPU is asked too
     threads    CPU threads per operator, 0: as the runtime likes; spinning: whether idle ones spin (false)
-    shapes     input -> [min, opt, max] for TensorRT engines with dynamic inputs
+    shapes     input -> [min, opt, max] for TensorRT engines with dynamic inputs; dla_core: the DLA core to use
     inputs     .npz files: key "3:x" is tensor x of feed 3; with "layout": "plain" key "x", one feed a file
     outputs    infer: the folder that gets one .npz per input file, of the same name and layout ("3:y")
+    deflate    infer: whether outputs are compressed (false): for a link that is slow
     expected   golden: the .npz files of expected outputs, one per input file, same layout
     tolerance  golden: {"absolute": a, "relative": r}: |found - expected| <= a + r * |expected| for floating point;
                integers, booleans and strings must be equal
-    runs       measure: timed runs at least (100); max_seconds (600) and min_seconds (1) for all of them
+    runs       measure: timed runs at least (100); max_seconds (600) and min_seconds (1) for all of them; then
+               energy_seconds (0) of runs beside tegrastats, and sustained (0) seconds of runs without a pause
     result     where the result goes: a JSON object, written whole or not at all
 
 Exit status: 0 done, 1 an error that the result tells ({"error": {"kind", "text", "remedy"}}), 2 no usable job.
@@ -37,15 +39,18 @@ import zipfile
 from typing import Any, Dict
 
 if __package__:  # imported by a test or read by a type checker
-    from . import arrays, engine_ort, engine_qnn, engine_trt, latency, machine
+    from . import arrays, endurance, engine_ort, engine_qnn, engine_trt, latency, machine, power, trtexec
 else:  # started as a program, its siblings beside it
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import arrays  # type: ignore[import-not-found,no-redef]
+    import endurance  # type: ignore[import-not-found,no-redef]
     import engine_ort  # type: ignore[import-not-found,no-redef]
     import engine_qnn  # type: ignore[import-not-found,no-redef]
     import engine_trt  # type: ignore[import-not-found,no-redef]
     import latency  # type: ignore[import-not-found,no-redef]
     import machine  # type: ignore[import-not-found,no-redef]
+    import power  # type: ignore[import-not-found,no-redef]
+    import trtexec  # type: ignore[import-not-found,no-redef]
 
 SCHEMA = 1
 _EPS = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
@@ -138,7 +143,7 @@ def open_engine(job: Dict[str, Any], folder: str) -> Any:
         if job["runtime"] == "onnxruntime":
             return engine_ort.OrtEngine(model, providers, threads, spinning=spinning)
         try:
-            return engine_trt.load(model, gpu_key(), job.get("shapes"))
+            return engine_trt.load(model, gpu_key(), job.get("shapes"), job.get("dla_core"))
         except (ImportError, RuntimeError) as error:
             reason = str(error)
         engine = engine_ort.OrtEngine(model, _EPS, threads, spinning=spinning)
@@ -167,9 +172,10 @@ def open_context(job: Dict[str, Any], model: str, threads: int, *, spinning: boo
 
 
 def gpu_key() -> str:
-    """Return what an engine is not portable across: GPU, board and board support."""
+    """Return what an engine is not portable across: GPU, board, board support, CUDA; not the power mode."""
     found = {"gpu": machine.gpu(machine.run_tool), "modules": machine.modules("/")}
-    found["jetson"] = machine.jetson("/", machine.run_tool)
+    board = machine.jetson("/", machine.run_tool)
+    found["jetson"] = {name: value for name, value in board.items() if not name.startswith("power_mode")}
     return json.dumps(found, sort_keys=True)
 
 
@@ -178,10 +184,11 @@ def infer(job: Dict[str, Any], folder: str) -> Dict[str, Any]:
     engine = open_engine(job, folder)
     out = os.path.join(folder, job["outputs"])
     os.makedirs(out, exist_ok=True)
-    begun, count, written = time.perf_counter(), 0, []
+    method = zipfile.ZIP_DEFLATED if job.get("deflate") else zipfile.ZIP_STORED
+    begun, worked, count, written = time.perf_counter(), time.process_time(), 0, []
     for name in job["inputs"]:
         target = os.path.join(out, os.path.basename(name))
-        with zipfile.ZipFile(target + ".part", "w", zipfile.ZIP_STORED) as archive:
+        with zipfile.ZipFile(target + ".part", "w", method) as archive:
             for index, feed in enumerate(arrays.read_feeds(os.path.join(folder, name), job.get("layout", "feeds"))):
                 arrays.write_feed(archive, index, engine.run(engine.prepare(feed)))
                 count += 1
@@ -193,6 +200,7 @@ def infer(job: Dict[str, Any], folder: str) -> Dict[str, Any]:
         "outputs": written,
         "count": count,
         "seconds": time.perf_counter() - begun,
+        "cpu_seconds": time.process_time() - worked,
     }
 
 
@@ -228,9 +236,9 @@ def measure(job: Dict[str, Any], folder: str) -> Dict[str, Any]:
     if feed is None:
         raise ValueError("{} holds no feed".format(job["inputs"][0]))
     runs = int(job.get("runs", 100))
-    trtexec = machine.find_trtexec()
-    if job["runtime"] == "tensorrt" and trtexec and importlib.util.find_spec("tensorrt") is None:
-        result = _time_with_trtexec(job, folder, feed, runs, trtexec)
+    tool = machine.find_trtexec()
+    if job["runtime"] == "tensorrt" and tool and importlib.util.find_spec("tensorrt") is None:
+        result = _time_with_trtexec(job, folder, feed, runs, tool)
     else:
         result = _time(job, folder, feed, runs)
     try:
@@ -255,6 +263,11 @@ def _time(job: Dict[str, Any], folder: str, feed: Dict[str, Any], runs: int) -> 
     warmup, timed = latency.collect(
         lambda: engine.run(ready), runs, float(job.get("max_seconds", 600)), float(job.get("min_seconds", 1))
     )
+    more = {}  # type: Dict[str, Any]
+    if job.get("energy_seconds"):
+        more["energy"] = power.measure_energy(lambda: engine.run(ready), float(job["energy_seconds"]))
+    if job.get("sustained"):
+        more["sustained"] = endurance.sustain(lambda: engine.run(ready), float(job["sustained"]), machine.state)
     peak = machine.peak_bytes()
     growth = None if peak is None or baseline is None else max(peak - baseline, 0)
     return {
@@ -265,13 +278,16 @@ def _time(job: Dict[str, Any], folder: str, feed: Dict[str, Any], runs: int) -> 
         "series_ms": [round(value, 6) for value in timed],
         "machine": {"before": before, "after": machine.state()},
         "memory": {"peak": peak, "baseline": baseline, "growth": growth, "host_only": engine.accelerated},
+        **more,
     }
 
 
-def _time_with_trtexec(job: Dict[str, Any], folder: str, feed: Any, runs: int, trtexec: str) -> Dict[str, Any]:
+def _time_with_trtexec(job: Dict[str, Any], folder: str, feed: Any, runs: int, tool: str) -> Dict[str, Any]:
     model, seconds = os.path.join(folder, job["model"]), float(job.get("max_seconds", 600))
     before = machine.state()
-    version, timed = engine_trt.time_with_trtexec(trtexec, model, feed, runs, seconds, gpu_key(), job.get("shapes"))
+    version, timed = trtexec.time_with_trtexec(
+        tool, model, feed, runs, seconds, gpu_key(), job.get("shapes"), job.get("dla_core")
+    )
     return {
         "engine": {"runtime": "trtexec", "version": version, "providers": ["tensorrt"]},
         "fallback": None,

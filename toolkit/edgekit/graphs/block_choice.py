@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from edgekit.data import Samples
 from edgekit.dialect import Dialect
-from edgekit.graphs.block_grams import Grams
+from edgekit.graphs.block_grams import Gram, Grams
 from edgekit.graphs.block_plan import BlockPlan, BlockWeight
 from edgekit.graphs.block_solve import METHODS, NEED_DATA, Method, Solved, Solver, input_of
 from edgekit.graphs.block_write import Form, write_blocks
@@ -33,13 +33,17 @@ _HELD_EVERY = 5
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTrial:
-    """A method that was tried: the model it gives, and the distance of every output from the original."""
+    """A method that was tried: the model it gives, and the distance of every output from the original.
+
+    `reasons` says of matrices whose format is not the asked one why it is another.
+    """
 
     method: Method
     model: onnx.ModelProto
     solved: Solved
     formats: Mapping[tuple[int, str], BlockFormat]
     distances: Mapping[str, OutputDistance]
+    reasons: Mapping[tuple[int, str], str] = field(default_factory=dict)
 
     @property
     def score(self) -> float:
@@ -62,7 +66,6 @@ class BlockJob:
         dialect: the runtime's rules.
         form: how weights are written.
         formats: weight key -> how it is stored.
-        eight_bit: share of the 4-bit weights that is stored in 8 bits after all, the most sensitive first.
         accuracy_level: see `MatMulNBits`.
         act_order: see `quantize_gptq`.
         threads: CPU threads.
@@ -77,7 +80,6 @@ class BlockJob:
     dialect: Dialect
     form: Form
     formats: Mapping[tuple[int, str], BlockFormat]
-    eight_bit: float
     accuracy_level: int
     act_order: bool
     threads: int
@@ -119,13 +121,30 @@ class BlockJob:
 
     def attempt(self, method: Method) -> BlockTrial:
         """Quantize with one method, write, load and run."""
-        formats = dict(self.formats)
-        solved = self._solver(self.plan.weights, formats, method).solve(method)
-        raised = self._sensitive(solved)
-        if raised:
-            formats |= {weight.key: replace(formats[weight.key], bits=8) for weight in raised}
-            again = self._solver(tuple(raised), formats, method, solved.factors).solve("rtn")
-            solved = replace(solved, codes={**solved.codes, **again.codes}, errors={**solved.errors, **again.errors})
+        solved = self._solver(self.plan.weights, self.formats, method).solve(method)
+        return self._written(method, self.formats, solved)
+
+    def reformed(self, trial: BlockTrial, formats: Mapping[tuple[int, str], BlockFormat]) -> BlockTrial:
+        """Return a trial with some matrices in other formats, written and run; 8 bits are rounded to nearest.
+
+        Args:
+            trial: a trial; codes whose format stays are kept.
+            formats: weight key -> its format.
+        """
+        full = {**trial.formats, **formats}
+        changed = [weight for weight in self.plan.weights if full[weight.key] != trial.formats[weight.key]]
+        codes, errors = dict(trial.solved.codes), dict(trial.solved.errors)
+        for wide in (False, True):
+            part = tuple(weight for weight in changed if (full[weight.key].bits == 8) == wide)  # noqa: PLR2004
+            if part:
+                method: Method = "rtn" if wide or trial.method == "awq" else trial.method
+                solved = self._solver(part, full, method, trial.solved.factors).solve(method)
+                codes |= solved.codes
+                errors |= solved.errors
+        solved = Solved(codes=codes, factors=trial.solved.factors, errors=errors)
+        return self._written(trial.method, full, solved)
+
+    def _written(self, method: Method, formats: Mapping[tuple[int, str], BlockFormat], solved: Solved) -> BlockTrial:
         model = write_blocks(
             self.source,
             self.plan.weights,
@@ -157,25 +176,20 @@ class BlockJob:
             tell=lambda: self.tell(f"quantize ({method})", next(done), len(plan)),
         )
 
-    def _sensitive(self, solved: Solved) -> list[BlockWeight]:
-        """Return the matrices whose outputs lose most for their size, up to the share that may take 8 bits."""
-        free = [
-            weight for weight in self.plan.weights if getattr(self.plan.edits.get(weight.key), "bits", None) is None
-        ]
-        narrow = [weight for weight in free if self.formats[weight.key].bits < 8]  # noqa: PLR2004
-        room = self.eight_bit * sum(weight.elements for weight in narrow)
-        chosen = []
-        for weight in sorted(narrow, key=lambda item: -solved.errors.get(item.key, 0.0)):
-            if weight.elements <= room:
-                chosen.append(weight)
-                room -= weight.elements
-        return chosen
-
     # --- samples -----------------------------------------------------------------------------------------------------
 
     @cached_property
     def _index(self) -> GraphIndex:
         return GraphIndex(self.source.model.graph, self.source.folder)
+
+    def input_of(self, weight: BlockWeight) -> str:
+        """Return the tensor that a matrix's products all read; empty when they differ, or stand in an inner graph."""
+        return input_of(weight, self._index)
+
+    def each_gram(self) -> Iterator[dict[str, Gram]]:
+        """Yield `X^T X` of the matrices' inputs, group by group; nothing without samples."""
+        if self._depths():
+            yield from self._grams.each()
 
     @property
     def _count(self) -> int:

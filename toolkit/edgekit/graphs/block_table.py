@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgekit.events import Finding
-from edgekit.graphs.block_choice import BlockJob, BlockTrial
+from edgekit.graphs.block_choice import BlockJob, BlockTrial, mean_bits
 from edgekit.graphs.block_plan import BlockPlan
 from edgekit.graphs.decisions import Decision, float_decision
 from edgekit.graphs.int8_plan import PRODUCTS, Planner
@@ -72,6 +72,30 @@ def left_float_notes(plan: BlockPlan, weights: Weights) -> list[Finding]:
     ]
 
 
+def block_summary(job: BlockJob, trial: BlockTrial, scores: Mapping[str, float], why: str) -> dict[str, Any]:
+    """Return the facts of a quantization as JSON values: form, method, why, bits a weight, each output's distance."""
+    ranked = sorted(trial.solved.errors.items(), key=lambda item: -item[1])
+    readers = {weight.key: weight.operands[0].node for weight in job.plan.weights}
+    return {
+        "form": job.form,
+        "method": trial.method,
+        "why": f"{trial.method}: {why}",
+        "candidates": dict(scores),
+        "bits_per_weight": mean_bits(job.plan, trial.solved),
+        "matrices": len(job.plan.weights),
+        "worst_layers": {readers[key]: round(error, 5) for key, error in ranked[:5]},
+        "outputs": {
+            name: {
+                "sqnr_db": round(found.sqnr, 2),
+                "worst_sample_db": round(found.worst, 2),
+                "cosine": round(found.cosine, 5),
+            }
+            for name, found in trial.distances.items()
+        },
+        "judged_on": len(job.judged),
+    }
+
+
 def _rows(job: BlockJob, trial: BlockTrial) -> Iterator[Decision]:
     stored = {weight.key: weight for weight in job.plan.weights}
     uses: dict[str, list[Operand]] = {}
@@ -93,8 +117,8 @@ def _rows(job: BlockJob, trial: BlockTrial) -> Iterator[Decision]:
 
 def _why(job: BlockJob, trial: BlockTrial, key: tuple[int, str]) -> str:
     found = [f"rounded by {trial.method}"]
-    if trial.formats[key].bits > job.formats[key].bits:
-        found = [f"{trial.formats[key].bits} bits, for its layer loses most for its size"]
+    if key in trial.reasons:
+        found.append(trial.reasons[key])
     elif key in job.plan.edits:
         found.append(reason_of(job.plan.edits[key], ()))
     if key in trial.solved.errors:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from edgekit.graphs.calibrate import Reference, open_graph, run
+from edgekit.graphs.calibrate import Reference, open_graph, run, spread
 from edgekit.graphs.edit import GraphIndex, attribute_of, is_standard, sort_nodes
 from edgekit.graphs.padding import shown
 from edgekit.numerics.equalize import Equalized, Floats, Places, equalize
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 LEAST_SHARE = 0.01
 """Share of the whole error that a multiplication must save: each costs a pass over its activation."""
+
+MOST_WORK = 4_000_000_000_000
+"""Multiply-accumulates of the runs that find each site's share of the error: large models take fewer samples."""
 
 MOST_ROWS = 64
 """Rows of one sample whose outputs are compared, spread evenly."""
@@ -121,8 +124,9 @@ class Equalizer:
         sites = [site for site in find_sites(self.model, self.folder) if site.norm is not None or self.insert]
         if not sites:
             return []
-        found = self._search(sites)
-        noises = self._noises(sites)
+        groups, work = self._groups(sites)
+        found = self._search(groups)
+        noises = self._noises(sites, MOST_WORK // max(work * len(sites), 1))
         total = sum(noises) or 1.0
         told = []
         for site, factors, noise in zip(sites, found, noises, strict=True):
@@ -145,10 +149,10 @@ class Equalizer:
         sort_nodes(self.model.graph)
         return told
 
-    def _search(self, sites: Sequence[Site]) -> list[Equalized]:
+    def _search(self, groups: Sequence[Sequence[Site]]) -> list[Equalized]:
         index = GraphIndex(self.model.graph, self.folder)
         found: list[Equalized] = []
-        for group in self._groups(sites):
+        for group in groups:
             names = [site.tensor for site in group]
             session = open_graph(self.model, self.folder, threads=self.threads, extra_outputs=names)
             inputs: dict[str, list[Floats]] = {name: [] for name in names}
@@ -165,32 +169,44 @@ class Equalizer:
                     rows = np.arange(len(inputs[name][-1])) if mask is None else np.flatnonzero(mask)
                     judged[name].append(rows[:: -(-len(rows) // MOST_ROWS)])
             for site in group:
-                self.tell(len(found), len(sites))
+                self.tell(len(found), sum(map(len, groups)))
                 weights = [matrix(node, index) for node in site.readers]
                 found.append(equalize(inputs.pop(site.tensor), weights, judged=judged[site.tensor]))
         return found
 
-    def _groups(self, sites: Sequence[Site]) -> list[list[Site]]:
-        """Split sites so that the activations of one group, of all samples together, stay small."""
+    def _groups(self, sites: Sequence[Site]) -> tuple[list[list[Site]], int]:
+        """Split sites so that the activations of one group, of all samples together, stay small.
+
+        Also returns the multiply-accumulates of the sites' products for one sample.
+        """
+        index = GraphIndex(self.model.graph, self.folder)
+        work = 0
         names = [site.tensor for site in sites]
         session = open_graph(self.model, self.folder, threads=self.threads, extra_outputs=names)
         first = run(session, self.samples.sample(self.indices[0]), sample=self.samples.ids[self.indices[0]])
         groups: list[list[Site]] = [[]]
         room = MOST_AT_ONCE
         for site in sites:
-            size = np.asarray(first[site.tensor]).nbytes * len(self.indices)
+            x = np.asarray(first[site.tensor])
+            outputs = sum(matrix(node, index).shape[1] for node in site.readers)
+            work += x.size * outputs
+            size = x.nbytes * len(self.indices)
             if size > room and groups[-1]:
                 groups.append([])
                 room = MOST_AT_ONCE
             groups[-1].append(site)
             room -= size
-        return groups
+        return groups, work
 
-    def _noises(self, sites: Sequence[Site]) -> list[float]:
-        """Return the relative error of the worst output when one site alone is put on a grid at run time."""
-        reference = Reference(
-            open_graph(self.model, self.folder, threads=self.threads), self.samples, list(self.indices)
-        )
+    def _noises(self, sites: Sequence[Site], most: int) -> list[float]:
+        """Return the relative error of the worst output when one site alone is put on a grid at run time.
+
+        `most` samples are used; where not even one can be afforded, all sites count the same.
+        """
+        if not most:
+            return [1.0] * len(sites)
+        indices = [self.indices[place] for place in spread(len(self.indices), most)]
+        reference = Reference(open_graph(self.model, self.folder, threads=self.threads), self.samples, indices)
         model, switches = _with_grids(self.model, sites)
         session = open_graph(model, self.folder, threads=self.threads)
         found = []

@@ -66,12 +66,10 @@ def _match(index: GraphIndex, erf: onnx.NodeProto) -> _Found | None:
     last = index.only_consumer(product.output[0])
     if last is None or not is_standard(last, "Mul", "Div"):
         return None
-    if beside == x and _scaled(index, last.output[0], 0.5) == product.output[0]:
-        return _Found(_copy(last), x)
-    halved = _is(index, beside, 0.5) and is_standard(last, "Mul")
-    if halved and x in last.input and product.output[0] in last.input:
-        return _Found(_copy(last), x)
-    return None
+    halved_last = beside == x and _scaled(index, last.output[0], 0.5) == product.output[0]
+    both = {x, product.output[0]} == set(last.input)
+    halved_first = _is(index, beside, 0.5) and is_standard(last, "Mul") and both
+    return _Found(_copy(last), x) if halved_last or halved_first else None
 
 
 def _scaled(index: GraphIndex, name: str, factor: float) -> str | None:
@@ -99,4 +97,8 @@ def _is(index: GraphIndex, name: str, value: float) -> bool:
 
 
 def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
-    return type(node).FromString(node.SerializeToString())
+    import onnx
+
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    return copy

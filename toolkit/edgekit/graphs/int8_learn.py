@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edgekit.graphs.calibrate import open_graph
+from edgekit.graphs.calibrate import open_graph, spread
 from edgekit.graphs.int8_choice import Job, held_out
 from edgekit.graphs.int8_search import Search, Trial
 from edgekit.graphs.learned_rounding import Rounder
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 LEAST_SAMPLES = 10
 """Calibration samples from which rounding is learned: fewer say too little about inputs to come."""
 
+MOST_WORK = 2_000_000_000_000
+"""Multiply-accumulates of all samples that are learned from, minutes of a core: large models take fewer samples."""
+
+MOST_BYTES = 1 << 30
+"""Size of a quantized graph above which its rounding stays: learning holds it twice."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Improved:
@@ -25,8 +31,8 @@ class Improved:
     Attributes:
         model: the better of both models.
         trial: its plan and distances.
-        facts: `kept`, `why`, `before_db` and `after_db` (lowest ratio of an output on held-out samples), `products`
-            and `moved` (integers that are not the nearest).
+        facts: `kept`, `why`, `before_db` and `after_db` (lowest ratio of an output on held-out samples), `samples`
+            that were learned from or judged by, `products` and `moved` (integers that are not the nearest).
     """
 
     model: onnx.ModelProto
@@ -37,9 +43,15 @@ class Improved:
 def improve(job: Job, trial: Trial, search: Search, tell: Callable[[int, int], None]) -> Improved:
     """Write a trial's plan with nearest and with learned rounding, and keep what lies nearer to the original."""
     model = job.writer.write(trial.plan)
-    held = sorted(held_out(len(job.samples)))
+    work = macs_of_all(job)
+    chosen = spread(len(job.samples), int(MOST_WORK // max(work, 1)))
+    held = sorted(held_out(len(job.samples)) & set(chosen)) or chosen[-1:]
+    why = ""
     if job.seeded or len(job.samples) < LEAST_SAMPLES:
         why = f"needs {LEAST_SAMPLES} calibration samples or more"
+    elif len(chosen) < LEAST_SAMPLES or model.ByteSize() > MOST_BYTES:
+        why = f"the model is too large: {work:.3g} multiply-accumulates a sample, {model.ByteSize() / 1e6:.0f} MB"
+    if why:
         return Improved(model=model, trial=trial, facts={"kept": False, "why": why})
     learned = type(model).FromString(model.SerializeToString())
     rounder = Rounder(
@@ -47,9 +59,9 @@ def improve(job: Job, trial: Trial, search: Search, tell: Callable[[int, int], N
         folder=job.source.folder,
         quantized=learned,
         samples=job.samples,
-        fit=[index for index in range(len(job.samples)) if index not in held],
+        fit=[index for index in chosen if index not in held],
         held=held,
-        bits=7 if job.planner.dialect.reduce_range else 8,
+        bits=job.planner.dialect.weight_bits,
         threads=job.threads,
         tell=tell,
     )
@@ -67,6 +79,7 @@ def improve(job: Job, trial: Trial, search: Search, tell: Callable[[int, int], N
         "why": "nearer to the original on held-out samples" if kept else "not nearer on held-out samples",
         "before_db": round(before.score, 2),
         "after_db": round(after.score, 2),
+        "samples": len(chosen),
         "products": len(found),
         "moved": sum(item.moved for item in found),
     }
@@ -74,6 +87,11 @@ def improve(job: Job, trial: Trial, search: Search, tell: Callable[[int, int], N
         return Improved(model=model, trial=trial, facts=facts)
     distances = search.reference.distances(_opened(job, learned))
     return Improved(model=learned, trial=Trial(plan=trial.plan, distances=distances), facts=facts)
+
+
+def macs_of_all(job: Job) -> float:
+    """Return the multiply-accumulates of the whole graph for one sample."""
+    return sum(job.macs.values())
 
 
 def _opened(job: Job, model: onnx.ModelProto) -> Any:

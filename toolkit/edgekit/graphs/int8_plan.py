@@ -116,9 +116,9 @@ class Planner:
             elif mode != "weights" or node.name in self.operands:
                 modes[node.name] = mode
         if not self.dialect.stored_per_channel:
-            for name in [name for name, mode in modes.items() if mode == "weights" and self._ops[name] != "Gather"]:
+            for name in [name for name, mode in modes.items() if mode == "weights" and name in self.computes]:
                 modes[name] = "float"
-                reasons.setdefault(name, f"{self.dialect.name} takes no 8-bit weights in float operators")
+                reasons.setdefault(name, f"{self.dialect.name} takes no 8-bit weights in float products")
         return modes, reasons
 
     def refusal(self, node: onnx.NodeProto, mode: Mode) -> str:

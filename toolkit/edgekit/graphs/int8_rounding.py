@@ -23,18 +23,23 @@ class Rounder:
         bits: bits of a weight.
     """
 
-    def __init__(self, weights: Weights, *, bits: int) -> None:
-        """Start with nothing rounded."""
+    def __init__(self, weights: Weights, *, bits: int, tables: frozenset[tuple[int, str]] = frozenset()) -> None:
+        """Start with nothing rounded; `tables` are the keys of weights that have 8 bits all the same."""
         self.weights = weights
         self.bits = bits
+        self._tables = tables
         self._table_axes: dict[tuple[int, str], int] = {}
         self._rounded: dict[tuple[Any, ...], npt.NDArray[np.int8]] = {}
+
+    def bits_of(self, operand: Operand) -> int:
+        """Return the bits of one weight."""
+        return 8 if operand.key in self._tables else self.bits
 
     def rounded(self, operand: Operand, scales: Scales, axis: int | None) -> npt.NDArray[np.int8]:
         """Return a weight's integers for these scales."""
         key = (operand.key, axis, scales.tobytes())
         if key not in self._rounded:
-            self._rounded[key] = quantize_weight(self.weights.values(operand), scales, axis, bits=self.bits)
+            self._rounded[key] = quantize_weight(self.weights.values(operand), scales, axis, bits=self.bits_of(operand))
         return self._rounded[key]
 
     def table_axis(self, operand: Operand) -> int:
@@ -43,9 +48,11 @@ class Rounder:
             values = self.weights.values(operand)
             rows = values[:: max(values.shape[0] // _ROWS, 1)]
             axes = sorted({0 if operand.axis is None else operand.axis, values.ndim - 1})
-            self._table_axes[operand.key] = min(axes, key=lambda axis: rounding_error(rows, axis, bits=self.bits))
+            self._table_axes[operand.key] = min(
+                axes, key=lambda axis: rounding_error(rows, axis, bits=self.bits_of(operand))
+            )
         return self._table_axes[operand.key]
 
     def scales(self, operand: Operand, axis: int | None) -> Scales:
         """Return a weight's own scales, before any bias has a say."""
-        return weight_scales(self.weights.values(operand), axis, bits=self.bits)
+        return weight_scales(self.weights.values(operand), axis, bits=self.bits_of(operand))

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from edgekit.graphs.decisions import Decision, What, float_decision
+from edgekit.graphs.edit import GraphIndex
 from edgekit.graphs.int8_plan import Mode, Plan, Planner
 from edgekit.graphs.int8_write import Writer, bias_of
 from edgekit.graphs.qdq import in_integers, why_float
@@ -15,18 +18,57 @@ from edgekit.numerics.affine import Grid
 if TYPE_CHECKING:
     import onnx
 
+_REST, _STORED = "_rest_QuantizeLinear", "_integers"  # how `int8_whole` names what it adds
 _BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16}
 
 
-def int8_decisions(plan: Plan, planner: Planner, writer: Writer) -> list[Decision]:
+def int8_decisions(
+    plan: Plan, planner: Planner, writer: Writer, written: onnx.ModelProto | None = None
+) -> list[Decision]:
     """Return a decision for every weight and grid of a plan, and for every product that stays float.
 
     Args:
         plan: what was decided.
         planner: who decided it.
         writer: who writes it, and knows along which axis a stored weight has its scales.
+        written: what was written; None: just the plan. What `int8_whole` put on grids beyond the plan is told too.
     """
-    return list(_Table(plan, planner, writer).rows())
+    rest = [] if written is None else _rest(written, planner)
+    return [*_Table(plan, planner, writer).rows(), *rest]
+
+
+def _rest(written: onnx.ModelProto, planner: Planner) -> Iterator[Decision]:
+    """Yield what was put on grids so that nothing between integer products is float: activations and constants."""
+    index = GraphIndex(written.graph, planner.weights.folder)
+    for node in written.graph.node:
+        tensor, _, mark = node.name.partition(_REST)
+        if node.op_type == "QuantizeLinear" and not mark and tensor != node.name:
+            maker = planner.index.producers.get(tensor)
+            where = ("", "Input") if maker is None else (maker.name, maker.op_type)
+            yield _on_grid(index, node, tensor, "activation", where)
+        stored, mark, _ = node.input[0].partition(_STORED) if node.input else ("", "", "")
+        readers = index.consumers.get(node.output[0], []) if node.output else []
+        if node.op_type == "DequantizeLinear" and mark and node.input[0] in index.initializers and readers:
+            kind = str(np.asarray(index.value(node.input[0])).dtype)
+            what: What = "bias" if kind == "int32" else "weight"
+            yield _on_grid(index, node, stored, what, (readers[0].name, readers[0].op_type))
+
+
+def _on_grid(index: GraphIndex, node: onnx.NodeProto, tensor: str, what: What, where: tuple[str, str]) -> Decision:
+    point = np.asarray(index.value(node.input[2]))
+    kind = str(point.dtype)
+    return Decision(
+        node=where[0],
+        op=where[1],
+        tensor=tensor,
+        what=what,
+        bits=point.dtype.itemsize * 8,
+        type=kind,
+        scheme=_scheme(Grid(scale=1.0, zero_point=int(point.reshape(())), dtype=kind)),
+        granularity="per-tensor",
+        mode="static",
+        why=f"{what} per-tensor {kind}: so that nothing between integer products is float",
+    )
 
 
 class _Table:
@@ -136,7 +178,7 @@ class _Table:
         *,
         note: str = "",
     ) -> Decision:
-        bits = 32 if kind == "int32" else 8
+        bits = {"int32": 32, "int4": 4}.get(kind, 8)
         if what == "weight" and self.planner.dialect.reduce_range:
             bits, note = 7, "; ".join(filter(None, ("7 of the 8 bits, for this CPU's products", note)))
         if what == "activation":
@@ -156,5 +198,5 @@ class _Table:
 
 
 def _scheme(grid: Grid) -> str:
-    middle = {"int8": 0, "int16": 0, "uint8": 128, "uint16": 1 << 15}[grid.dtype]
+    middle = {"uint8": 128, "uint16": 1 << 15}.get(grid.dtype, 0)
     return "symmetric" if grid.zero_point == middle else "asymmetric"

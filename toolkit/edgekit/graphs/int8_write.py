@@ -12,7 +12,7 @@ from edgekit.dialect import Dialect
 from edgekit.graphs.canonical import Canonical
 from edgekit.graphs.edit import GraphIndex, attribute_of, drop_dead, graphs_in, opset_of, sort_nodes
 from edgekit.graphs.int8_nodes import dynamic_product, looked_up, looked_up_rows, pair
-from edgekit.graphs.int8_plan import Plan
+from edgekit.graphs.int8_plan import PRODUCTS, Plan
 from edgekit.graphs.int8_rounding import Rounder, Scales
 from edgekit.graphs.weights import Operand, Weights
 from edgekit.numerics.affine import (
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 _Axis = Callable[[Sequence[Operand]], int | None]
 
-_WIDE_FROM = 21  # opset from which the default domain quantizes to 16 bits
+WIDE_FROM = 21  # opset from which the default domain quantizes to 16 bits
+CONTRIB = "com.microsoft"
+_NIBBLE = 4
 _BIAS = 2  # position of a Conv's and a Gemm's bias
 
 
@@ -38,8 +40,8 @@ class Writer:
         """Prepare to write `source`, whose weight operands are `weights`."""
         self._source = source
         self._dialect = dialect
-        self._rounder = Rounder(weights, bits=7 if dialect.reduce_range else 8)
         self._ops = {node.name: node.op_type for graph in weights.graphs for node in graph.node}
+        self._rounder = Rounder(weights, bits=dialect.weight_bits, tables=_tables(weights, self._ops))
 
     def scale_axis(self, operands: Sequence[Operand]) -> int | None:
         """Return the axis along which a stored weight (given by all its uses) has its scales; None: one scale.
@@ -49,9 +51,10 @@ class Writer:
         axes = {operand.axis for operand in operands if self._ops[operand.node] != "Gather"}
         if len(axes) > 1 or not self._dialect.per_channel:
             return None
-        if not axes:
-            return self._rounder.table_axis(operands[0]) if self._dialect.stored_per_channel else None
-        return axes.pop()
+        products = [operand for operand in operands if self._ops[operand.node] in (self._dialect.ops or PRODUCTS)]
+        if not self._dialect.stored_per_channel and not products:
+            return None
+        return axes.pop() if axes else self._rounder.table_axis(operands[0])
 
     def write(self, plan: Plan) -> onnx.ModelProto:
         """Return a new model. Constants that stay float and lie in external files stay references to them."""
@@ -61,6 +64,18 @@ class Writer:
 def bias_of(node: onnx.NodeProto) -> str:
     """Return the name of a node's bias; empty when it has none."""
     return node.input[_BIAS] if node.op_type in {"Conv", "Gemm"} and len(node.input) > _BIAS else ""
+
+
+def _tables(weights: Weights, ops: dict[str, str]) -> frozenset[tuple[int, str]]:
+    """Return the keys of the weights that are only looked up in: four bits are too few for them."""
+    products = {operand.key for operand in weights.operands if ops[operand.node] != "Gather"}
+    return frozenset(operand.key for operand in weights.operands) - products
+
+
+def _int4() -> Any:
+    import ml_dtypes
+
+    return ml_dtypes.int4
 
 
 class _Draft:
@@ -80,7 +95,7 @@ class _Draft:
         self.after: dict[str, list[onnx.NodeProto]] = {}
         self.instead: dict[str, list[onnx.NodeProto]] = {}
         self.head: list[onnx.NodeProto] = []
-        self.wide = dialect.activation in {"int16", "uint16"} and opset_of(self.model) < _WIDE_FROM
+        self.wide = dialect.activation in {"int16", "uint16"} and opset_of(self.model) < WIDE_FROM
 
     def finished(self) -> onnx.ModelProto:
         stored = self._store_weights()
@@ -91,7 +106,7 @@ class _Draft:
         drop_dead(self.model.graph)
         del self.model.graph.value_info[:]
         if self.wide:
-            self._import("com.microsoft", 1)
+            self._import(CONTRIB, 1)
         self.model.ir_version = min(self.model.ir_version, self.dialect.max_ir)
         return self.model
 
@@ -115,9 +130,10 @@ class _Draft:
             scales = self._scales(operands, axis)
             name = self.index.fresh_name(operands[0].tensor + "_quantized")
             graph = self.graphs[operands[0].owner]
-            self._constant(self.rounder.rounded(operands[0], scales, axis), name, graph)
+            kind = np.int8 if self.rounder.bits_of(operands[0]) > _NIBBLE else _int4()
+            self._constant(self.rounder.rounded(operands[0], scales, axis).astype(kind), name, graph)
             self._constant(scales, name + "_scale", graph)
-            self._constant(np.zeros(scales.shape, np.int8), name + "_zero_point", graph)
+            self._constant(np.zeros(scales.shape, kind), name + "_zero_point", graph)
             stored |= {
                 operand: (name, scales, axis)
                 for operand in operands
@@ -176,7 +192,8 @@ class _Draft:
         out = self.index.fresh_name(f"{name}_for_{node.name}")
         inputs = [name, name + "_scale", name + "_zero_point"]
         attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
-        made = onnx.helper.make_node("DequantizeLinear", inputs, [out], name=out, **attributes)
+        domain = CONTRIB if self.wide and self.dialect.weight == "int4" else ""  # `wide`: the opset is before int4, too
+        made = onnx.helper.make_node("DequantizeLinear", inputs, [out], name=out, domain=domain, **attributes)
         self.before.setdefault(node.name, []).append(made)
         return out
 
@@ -237,7 +254,7 @@ class _Draft:
     # --- activations -------------------------------------------------------------------------------------------------
 
     def _quantize_activations(self) -> None:
-        domain = "com.microsoft" if self.wide else ""
+        domain = CONTRIB if self.wide else ""
         parameters: dict[Grid, tuple[str, str]] = {}
         for name, grid in self.plan.grids.items():
             scale, zero_point = self._grid_constants(name, grid, parameters)

@@ -121,7 +121,8 @@ class Rounder:
         found = round_layer(
             floats, nearest, scales, fit, held, free_bias=bool(product.bias), most=2 ** (self.bits - 1) - 1
         )
-        replace_constant(self.quantized, product.weight, from_rows(found.values, node, stored.shape))
+        values = from_rows(found.values, node, stored.shape).astype(stored.dtype)  # int4 stays so
+        replace_constant(self.quantized, product.weight, values)
         if product.bias:
             steps = constant(self.quantized, product.bias_scale).astype(np.float32)
             bias = fit.plus(held).best_bias(found.values * scales[:, :, None])

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgekit.graphs.cost import Cost
-from edgekit.graphs.fusion import ONNXRUNTIME, Group, Rules, aliases, fuse
+from edgekit.graphs.fusion import PLAIN, Group, Rules, aliases, fuse
 
 ALIGNMENT = 64
 """Bytes to whose multiples tensors are laid out."""
@@ -52,7 +52,7 @@ class _Block:
     stop: int
 
 
-def plan_memory(cost: Cost, rules: Rules = ONNXRUNTIME) -> MemoryPlan:
+def plan_memory(cost: Cost, rules: Rules = PLAIN) -> MemoryPlan:
     """Plan the memory of a model's activations.
 
     Args:

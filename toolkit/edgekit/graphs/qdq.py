@@ -72,7 +72,7 @@ def coverage(plan: Plan, planner: Planner, macs: Mapping[str, float]) -> dict[st
     left = [name for name in names if _works(name, planner, macs) and not in_integers(plan, planner, name)]
     bits = 16 if planner.dialect.activation in {"int16", "uint16"} else 8
     return {
-        "precision": f"w8a{bits}",
+        "precision": f"w{4 if planner.dialect.weight == 'int4' else 8}a{bits}",
         "weights": round(sum(stored.values()) / planner.weights.total, 4) if planner.weights.total else 1.0,
         "macs": round(done / total, 4) if total else 1.0,
         "left_float": left,

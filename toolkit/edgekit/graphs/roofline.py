@@ -41,22 +41,28 @@ class Constants:
         shares: reached share of the peak for each of `DTYPES`.
         depthwise: reached share of the peak by depthwise convolutions, of whatever type.
         grouped: the same for grouped ones.
+        recurrent: the same for recurrent layers.
         vector: reached share of the fp32 peak by operations that are no multiply-accumulates.
         bandwidth: reached bytes per second.
         launch: seconds per kernel.
         units: multiprocessors; 0 where work is not done in rounds of tiles.
         small_tile: the share of the peak that tiles reach is their area over 128 x 128 to this power.
+        cache_bytes: size of the last cache; 0 where it makes no difference.
+        cache_bandwidth: bytes per second that kernels reach within it.
     """
 
     peaks: tuple[float, float, float]
     shares: tuple[float, float, float]
     depthwise: float
     grouped: float
+    recurrent: float
     vector: float
     bandwidth: float
     launch: float
     units: int = 0
     small_tile: float = 0.0
+    cache_bytes: float = 0.0
+    cache_bandwidth: float = 0.0
 
 
 def constants_of(profile: Profile, protocol: Protocol = "graph") -> Constants:
@@ -75,11 +81,14 @@ def constants_of(profile: Profile, protocol: Protocol = "graph") -> Constants:
         shares=(reached[0], reached[1], reached[2]),
         depthwise=shares.depthwise.value,
         grouped=shares.grouped.value,
+        recurrent=(shares.recurrent or shares.depthwise).value,
         vector=(shares.vector or shares.fp32).value,
         bandwidth=profile.memory.bandwidth_gbs.value * 1e9 * shares.bandwidth.value,
         launch=launch.value * 1e-6,
         units=round(compute.units.value) if compute.units else 0,
         small_tile=shares.small_tile.value if shares.small_tile else 0.0,
+        cache_bytes=1e6 * profile.memory.cache_mb.value if profile.memory.cache_mb and shares.cache_gbs else 0.0,
+        cache_bandwidth=shares.cache_gbs.value * 1e9 if shares.cache_gbs else 0.0,
     )
 
 
@@ -89,13 +98,28 @@ def seconds_of(work: Work, known: Constants) -> Numbers:
     rate = peak * np.array(known.shares)[work.dtype]
     rate = np.where(work.kind == _INDEX["depthwise"], peak * known.depthwise, rate)
     rate = np.where(work.kind == _INDEX["grouped"], peak * known.grouped, rate)
+    rate = np.where(work.kind == _INDEX["recurrent"], peak * known.recurrent, rate)
     arithmetic = 2 * work.macs / rate
     if known.units:
         dense = np.isin(work.kind, _DENSE) & (work.macs > 0)
         arithmetic = np.where(dense, arithmetic * _padding(work, known), arithmetic)
-    arithmetic = arithmetic + work.operations / (known.peaks[0] * known.vector)
-    longest: Numbers = np.maximum(arithmetic, work.moved / known.bandwidth)
+    others = work.operations / (known.peaks[0] * known.vector)
+    arithmetic = np.maximum(arithmetic, others) if known.units else arithmetic + others
+    longest: Numbers = np.maximum(arithmetic, traffic_of(work, known))
     return longest + known.launch
+
+
+def traffic_of(work: Work, known: Constants) -> Numbers:
+    """Return the seconds that each kernel's bytes take.
+
+    Weights come from the cache when those of the whole model fit into it, the rest when what a kernel reads and
+    writes does.
+    """
+    if not known.cache_bytes:
+        return work.moved / known.bandwidth
+    rest = work.moved - work.weights
+    weights = known.cache_bandwidth if work.weights.sum() <= known.cache_bytes else known.bandwidth
+    return work.weights / weights + rest / np.where(rest <= known.cache_bytes, known.cache_bandwidth, known.bandwidth)
 
 
 def _padding(work: Work, known: Constants) -> Numbers:
@@ -114,7 +138,15 @@ def kernel_seconds(group: Group, profile: Profile, protocol: Protocol = "graph")
     return float(seconds_of(work_of([group]), constants_of(profile, protocol))[0])
 
 
-def shares_of(work: Work, seconds: Numbers) -> dict[str, float]:
-    """Return for each of `KINDS` its share of the time."""
-    total = float(seconds.sum()) or 1.0
-    return {kind: float(seconds[work.kind == index].sum()) / total for index, kind in enumerate(KINDS)}
+def shares_of(work: Work, busy: Numbers, launches: float, protocol: Protocol) -> dict[str, float]:
+    """Return what takes which share of the time: each of `KINDS`, and launches, by the name `launch_PROTOCOL`.
+
+    Args:
+        work: the kernels.
+        busy: seconds of each without its launch.
+        launches: seconds of all launches.
+        protocol: how they are started.
+    """
+    total = float(busy.sum()) + launches or 1.0
+    shares = {kind: float(busy[work.kind == index].sum()) / total for index, kind in enumerate(KINDS)}
+    return {**shares, f"launch_{protocol}": launches / total}

@@ -13,14 +13,15 @@ import numpy.typing as npt
 from edgekit.graphs.cost import Row
 from edgekit.graphs.fusion import COMPUTE, Group
 
-KINDS = ("conv", "depthwise", "grouped", "matmul", "attention", "other")
-"""What a kernel is: a dense, depthwise or grouped convolution; a product with weights or of two activations; attention
-in one kernel; anything that does no multiply-accumulates."""
+KINDS = ("conv", "depthwise", "grouped", "matmul", "recurrent", "attention", "other")
+"""What a kernel is: a dense, depthwise or grouped convolution; a product with weights or of two activations; a
+recurrent layer, whose steps wait for each other; attention in one kernel; what does no multiply-accumulates."""
 
 DTYPES = ("fp32", "fp16", "int8")
 """What a kernel computes in: float32 (and whatever has no other rate), 16 bits, 8 bits."""
 
 _HALF = frozenset({"float16", "bfloat16", "int16"})
+_RECURRENT = frozenset({"RNN", "GRU", "LSTM", "DynamicQuantizeLSTM"})
 _BYTE = frozenset({"int8", "uint8"})
 
 Numbers = npt.NDArray[np.float64]
@@ -40,6 +41,7 @@ class Work:
         macs: multiply-accumulates, all products of the kernel.
         operations: additions, comparisons and function evaluations besides.
         moved: bytes read and written.
+        weights: those of `moved` that are weights.
     """
 
     kind: npt.NDArray[np.int64]
@@ -51,6 +53,7 @@ class Work:
     macs: Numbers
     operations: Numbers
     moved: Numbers
+    weights: Numbers
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -83,7 +86,8 @@ def _entry(group: Group) -> dict[str, float]:
         "columns": columns,
         "depth": depth,
         "macs": macs,
-        "operations": sum(row.flops for row in group.rows) - 2 * macs,
+        "operations": group.operations,
+        "weights": sum(row.weight_reads for row in group.rows),
         "moved": group.read_bytes + group.written_bytes,
     }
 
@@ -93,6 +97,8 @@ def _kind(group: Group, products: Sequence[Row]) -> str:
         return "attention"
     if not products:
         return "other"
+    if products[0].op in _RECURRENT:
+        return "recurrent"
     kind = products[0].kind
     return kind if kind != "compute" else "conv" if "Conv" in products[0].op else "matmul"
 

@@ -6,18 +6,16 @@ apply: then everything that goes in is kept.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from edgekit.networks.coupling import Arguments, Axes, Slot, Trace, name_of
+from edgekit.networks.coupled import Axes
+from edgekit.networks.coupling_products import attention, convolution, einsum, linear, matmul
 from edgekit.networks.coupling_shapes import SHAPES, reshaped
+from edgekit.networks.coupling_trace import Arguments, Trace, name_of
 from edgekit.networks.labels import Ids
-
-_HEADS = 3
-"""Products of two activations with more axes than this are attention: batch, heads, tokens, width of a head."""
 
 
 def _pointwise(trace: Trace, given: Arguments) -> Axes:
@@ -65,175 +63,6 @@ def _reduce(trace: Trace, given: Arguments) -> Any:
     return [found for _ in value] if isinstance(value, (tuple, list)) else found
 
 
-def _linear(trace: Trace, given: Arguments) -> Axes:
-    x, weight, bias = given.axes("input"), given.axes("weight"), given.axes("bias")
-    assert x is not None
-    assert weight is not None
-    trace.work(given.raw["weight"], x, macs=math.prod(trace.shape()) * len(weight[1]))
-    _read(trace, given.raw["weight"], 1, x[-1], weight[1])
-    return [*x[:-1], _made(trace, given.raw["weight"], 0, weight[0], bias)]
-
-
-def _convolution(trace: Trace, given: Arguments) -> Axes:
-    transposed = "transpose" in name_of(trace.node) or bool(given["transposed"])
-    x, weight, bias = given.axes("input"), given.axes("weight"), given.axes("bias")
-    assert x is not None
-    assert weight is not None
-    groups, spatial, node = int(given["groups"] or 1), len(weight) - 2, given.raw["weight"]
-    channels = x[-spatial - 1]
-    for axis in x[-spatial:]:
-        trace.keep(axis, "it is convolved along")
-    if groups == 1:
-        _read(trace, node, 0 if transposed else 1, channels, weight[0 if transposed else 1])
-        made = _made(trace, node, 1 if transposed else 0, weight[1 if transposed else 0], bias)
-    else:
-        made = _grouped(trace, node, channels, weight, groups, transposed=transposed)
-        if bias is not None:
-            trace.tie(made, bias[0])
-    shape = trace.shape()
-    kind = "compute" if groups == 1 else "depthwise" if groups == len(channels) else "grouped"
-    per = math.prod(map(len, weight[1:]))
-    trace.work(node, x, macs=per * (math.prod(map(len, x)) if transposed else math.prod(shape)), kind=kind)
-    return [*x[: -spatial - 1], made, *(np.zeros(size, np.int64) for size in shape[-spatial:])]
-
-
-def _grouped(trace: Trace, node: Any, channels: Ids, weight: Axes, groups: int, *, transposed: bool) -> Ids:
-    """Tie a convolution with groups: groups go whole where there are many, else every group gets equally thinner."""
-    name = trace.slot(node)
-    thin = weight[1]
-    count = len(thin) * groups if transposed else len(weight[0])
-    made = np.tile(thin, groups) if transposed else weight[0]
-    inner, outer = channels.reshape(groups, -1), made.reshape(groups, count // groups)
-    whole = groups >= inner.shape[1] or not name
-    if transposed:
-        trace.tie(channels, weight[0])
-    if name:
-        trace.coupling.grouped[name] = whole
-    if whole:
-        first = inner[:, :1]
-        trace.tie(first, inner)
-        if transposed:  # the outputs of a group are positions that all groups share in the weight: labels of their own
-            trace.keep(thin, "the groups of a transposed convolution go whole")
-            return np.repeat(inner[:, 0], outer.shape[1])
-        trace.keep(thin, "the groups of a convolution go whole")
-        trace.tie(first, outer)
-        return made
-    trace.tie(inner[:1], inner)
-    trace.tie(outer[:1], outer)
-    if not transposed:
-        trace.tie(inner[0], thin)
-    trace.coupling.makes.add(Slot(name, 1 if transposed else 0))
-    trace.coupling.reads.add(Slot(name, 0 if transposed else 1))
-    return made
-
-
-def _read(trace: Trace, node: Any, axis: int, channels: Ids, weight: Ids) -> None:
-    """Tie what a layer sums over with its weight."""
-    trace.tie(channels, weight)
-    if name := trace.slot(node):
-        trace.coupling.reads.add(Slot(name, axis))
-    else:
-        trace.keep(weight, f"the weight of {name_of(trace.node)} is computed")
-
-
-def _made(trace: Trace, node: Any, axis: int, labels: Ids, bias: Axes | None) -> Ids:
-    """Note the channels that a layer computes, tied with its bias."""
-    if name := trace.slot(node):
-        trace.coupling.makes.add(Slot(name, axis))
-    if bias is not None and len(bias[-1]) == len(labels):
-        trace.tie(labels, bias[-1])
-    return labels
-
-
-def _matmul(trace: Trace, given: Arguments) -> Axes:
-    """Multiply matrices: addmm, mm, bmm, baddbmm, matmul; a parameter is a weight, two activations keep their sum."""
-    names = [name for name in given.raw if given.axes(name) is not None]
-    added = given.axes(names[0]) if name_of(trace.node) in ("addmm", "baddbmm") else None
-    left, right = names[-2:]
-    a, b = given.axes(left), given.axes(right)
-    assert a is not None
-    assert b is not None
-    _contract(trace, given, (left, a[-1], len(a) - 1), (right, b[-2] if len(b) > 1 else b[0], max(len(b) - 2, 0)))
-    shape = trace.shape()
-    for key, other in ((left, b), (right, a)):
-        trace.work(given.raw[key], other, macs=math.prod(shape) * len(a[-1]))
-    batch: Axes = [np.zeros(size, np.int64) for size in shape[: len(shape) - (len(a) > 1) - (len(b) > 1)]]
-    for axis, size in enumerate(batch):
-        at = axis - len(batch) - 2
-        met = [axes[at] for axes in (a, b) if len(axes) >= -at and len(axes[at]) == len(size)]
-        for labels in met[1:]:
-            trace.tie(met[0], labels)
-        batch[axis] = met[0] if met else size
-    out = [*batch, *([a[-2]] if len(a) > 1 else []), *([b[-1]] if len(b) > 1 else [])]
-    for key, axes, axis in ((left, a, len(a) - 2), (right, b, len(b) - 1)):
-        if len(axes) > 1 and (name := trace.slot(given.raw[key])):
-            trace.coupling.makes.add(Slot(name, axis))
-    if min(len(a), len(b)) > _HEADS and not trace.slot(given.raw[left]) and not trace.slot(given.raw[right]):
-        trace.keep(b[-1], "it is the width of a head")
-    if added is not None:
-        for labels, sums in zip(reversed(out), reversed(added), strict=False):
-            if len(labels) == len(sums):
-                trace.tie(labels, sums)
-    return out
-
-
-def _contract(trace: Trace, given: Arguments, *sides: tuple[str, Ids, int]) -> None:
-    """Tie the axes that are multiplied and summed; without a weight among them they are kept."""
-    trace.tie(sides[0][1], sides[1][1])
-    slots = [Slot(name, axis) for key, _, axis in sides if (name := trace.slot(given.raw[key]))]
-    trace.coupling.reads.update(slots)
-    if not slots:
-        trace.keep(sides[0][1], f"{name_of(trace.node)} sums over it without a weight")
-
-
-def _einsum(trace: Trace, given: Arguments) -> Axes | None:
-    """Interpret an equation of two or more operands without ellipsis or repeated letters in one operand."""
-    equation = str(given["equation"]).replace(" ", "")
-    before, arrow, after = equation.partition("->")
-    terms, nodes = before.split(","), list(given.raw["tensors"])
-    plain = all(term.isalpha() and len(set(term)) == len(term) for term in terms)
-    if not arrow or not plain or len(set(after)) != len(after):
-        return None
-    met: dict[str, list[tuple[Ids, Slot | None]]] = {}
-    for term, node in zip(terms, nodes, strict=True):
-        for axis, letter in enumerate(term):
-            axes = given.look(node)
-            assert axes is not None
-            slot = Slot(trace.slot(node), axis) if trace.slot(node) else None
-            met.setdefault(letter, []).append((axes[axis], slot))
-    for letter, places in met.items():
-        for labels, _ in places[1:]:
-            trace.tie(places[0][0], labels)
-        slots = {slot for _, slot in places if slot}
-        if letter in after:
-            trace.coupling.makes.update(slots)
-        elif slots and len(places) > 1:
-            trace.coupling.reads.update(slots)
-        else:
-            trace.keep(places[0][0], "einsum sums over it without a weight")
-    return [met[letter][0][0] for letter in after]
-
-
-def _attention(trace: Trace, given: Arguments) -> Axes | None:
-    """Scaled dot product attention: the heads of query, key and value are tied; what is summed over is kept."""
-    query, key, value = given.axes("query"), given.axes("key"), given.axes("value")
-    if query is None or key is None or value is None:
-        return None
-    for labels in (query[-1], key[-1], key[-2], value[-2], query[-2]):
-        trace.keep(labels, "attention sums over it")
-    if len(value) > _HEADS:
-        trace.keep(value[-1], "it is the width of a head")
-    mask = given.axes("attn_mask") or []
-    for axis in range(len(query) - 2):
-        times = len(query[axis]) // max(1, len(key[axis]))
-        for other in (key[axis], value[axis]):
-            trace.tie(query[axis], np.repeat(other, times) if len(other) > 1 or given["enable_gqa"] else query[axis])
-        at = axis - len(query)
-        if len(mask) >= -at and len(mask[at]) == len(query[axis]):
-            trace.tie(query[axis], mask[at])
-    return [*query[:-1], value[-1]]
-
-
 def _channelwise(trace: Trace, given: Arguments) -> Axes:
     """BatchNorm, InstanceNorm and PReLU: axis 1 is tied with the vectors of the layer."""
     x = given.tensors()[0]
@@ -257,7 +86,7 @@ def _group_norm(trace: Trace, given: Arguments) -> Axes | None:
     if len(blocks) == 1:
         _normalized(trace, x[1])
         return list(x)
-    name = trace.slot(given.raw.get("weight"))
+    name = trace.stored(given.raw.get("weight"))
     if not name:
         trace.keep(x[1], "group_norm has no weight to tell its groups by")
         return list(x)
@@ -395,14 +224,14 @@ def _table() -> dict[str, Callable[[Trace, Arguments], Any]]:
                 "argmax argmin any all"
             ),
         ),
-        (_linear, "linear"),
+        (linear, "linear"),
         (
-            _convolution,
+            convolution,
             ("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"),
         ),
-        (_matmul, "matmul mm bmm addmm baddbmm"),
-        (_einsum, "einsum"),
-        (_attention, "scaled_dot_product_attention"),
+        (matmul, "matmul mm bmm addmm baddbmm"),
+        (einsum, "einsum"),
+        (attention, "scaled_dot_product_attention"),
         (_channelwise, "batch_norm instance_norm prelu"),
         (_group_norm, "group_norm"),
         (_layer_norm, "layer_norm rms_norm"),

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from edgekit.networks.coupling import Arguments, Axes, Split, Trace, name_of
+from edgekit.networks.coupled import Axes, Split
+from edgekit.networks.coupling_trace import Arguments, Trace, name_of
 from edgekit.networks.labels import Ids
 
 

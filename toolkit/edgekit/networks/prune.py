@@ -2,52 +2,30 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from fnmatch import fnmatch
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-import numpy as np
 
 from edgekit import events
 from edgekit.errors import UnsupportedError
 from edgekit.networks.child import Tell
-from edgekit.networks.coupling import Coupling, couple, trace_program
-from edgekit.networks.network import Network
+from edgekit.networks.coupled import Coupling, Slot
+from edgekit.networks.coupling import couple, trace_program
+from edgekit.networks.network import BATCH, Network
+from edgekit.networks.prune_choice import NothingError, Options, chosen, nothing_goes
 from edgekit.networks.prune_config import from_config, rewritten
-from edgekit.networks.prune_cost import Rates, channel_cost, count_macs, macs_after
-from edgekit.networks.prune_groups import Group, Importance, groups_of, scores_of
+from edgekit.networks.prune_cost import Rates, count_macs
+from edgekit.networks.prune_groups import Group, groups_of, skipped
 from edgekit.networks.prune_layers import remove_layers
 from edgekit.networks.prune_remove import Refused, Removal, remove
 from edgekit.networks.rebuild import rebuild
 from edgekit.networks.record import Change, changes_of, copy_file, read_record
 from edgekit.networks.saving import save_network
-from edgekit.numerics.importance import Candidates, Floats, Places, choose
+from edgekit.numerics.importance import Floats, Places
 
-_BISECTIONS = 24
 _NAMED = 20
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What `prune` is asked for; see the stage `prune-channels`."""
-
-    ratio: float
-    of: Literal["channels", "macs"]
-    importance: Importance
-    per: Literal["channel", "millisecond"]
-    scope: Literal["global", "layer"]
-    multiple: int
-    least: int
-    layers: int
-    across_norms: bool
-    uniform: bool
-    skip: tuple[str, ...]
-
-
-class NothingError(UnsupportedError):
-    """NothingError may go."""
 
 
 class Pruned(msgspec.Struct, kw_only=True):
@@ -64,8 +42,8 @@ def prune(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     """Write the pruned artifact and return its facts: `pruning` and `findings`.
 
     Args:
-        arguments: `folder`, `out`, `options`, `rates`, `shapes`, `dtypes`, `threads`, `gradients` (a safetensors file
-            or empty), `again` (an earlier stage pruned it: nothing more to remove is no error then).
+        arguments: `folder`, `out`, `options`, `rates`, `shapes`, `dtypes`, `threads`, `seed`, `feeds` (for the
+            importance `taylor`), `again` (an earlier stage pruned it: nothing more to remove is no error then).
         tell: gets progress and findings.
 
     Raises:
@@ -81,7 +59,7 @@ def prune(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     before = _figures(network)
     tell(events.Progress(label="prune", done=0, total=2))
     try:
-        done = prune_network(network, options, rates, _gradients(arguments["gradients"]))
+        done = prune_network(network, options, rates, lambda coupling: _sensitive(network, coupling, arguments, tell))
     except NothingError as nothing:
         if not arguments["again"]:
             raise UnsupportedError(nothing.text, where=nothing.where, remedy=nothing.remedy) from None
@@ -115,17 +93,32 @@ def _unchanged(folder: Path, out: Path, figures: dict[str, int], nothing: Nothin
     return {"pruning": facts, "findings": [msgspec.to_builtins(finding)]}
 
 
+def _sensitive(network: Network, coupling: Coupling, arguments: dict[str, Any], tell: Tell) -> Mapping[Slot, Floats]:
+    from edgekit.networks.prune_taylor import sensitivities
+
+    return sensitivities(network, coupling, arguments, tell)
+
+
 def prune_network(
-    network: Network, options: Options, rates: Rates, gradients: Mapping[str, Any] | None = None
+    network: Network,
+    options: Options,
+    rates: Rates,
+    sensitive: Callable[[Coupling], Mapping[Slot, Floats]] | None = None,
 ) -> Pruned:
     """Prune a network in place; nothing is changed when it fails.
+
+    Args:
+        network: gets smaller.
+        options: how.
+        rates: of the device.
+        sensitive: gives what the loss loses without each channel, for the importance `taylor`.
 
     Raises:
         UnsupportedError: see `prune`. UsageError: more layers than there are.
     """
     done = Pruned(changes=[], gone=[], findings=[])
     if options.ratio > 0:
-        _prune_channels(network, options, rates, gradients or {}, done)
+        _prune_channels(network, options, rates, sensitive, done)
     if options.layers:
         details = remove_layers(network, options.layers)
         done.layers = details["kept"]
@@ -134,20 +127,22 @@ def prune_network(
 
 
 def _prune_channels(
-    network: Network, options: Options, rates: Rates, gradients: Mapping[str, Any], done: Pruned
+    network: Network,
+    options: Options,
+    rates: Rates,
+    sensitive: Callable[[Coupling], Mapping[Slot, Floats]] | None,
+    done: Pruned,
 ) -> None:
     coupling = couple(network, across_norms=options.across_norms)
+    losses = sensitive(coupling) if sensitive and options.importance == "taylor" else {}
     done.findings += _kept_findings(coupling)
-    banned: set[str] = set()
+    banned, left_alone = set[str](), _left_alone(network, options)
     while True:
-        groups = [
-            group
-            for group in groups_of(coupling, banned)
-            if not any(fnmatch(slot.tensor, f"{pattern}*") for slot in group.places for pattern in options.skip)
-        ]
-        gone = _chosen(network, coupling, groups, options, rates, gradients)
+        known = groups_of(coupling, banned)
+        groups = [group for group in known if not any(slot.tensor in left_alone for slot in group.places)]
+        gone = chosen(network, coupling, groups, options, rates, losses)
         if not any(channels.size for _, channels in gone):
-            raise _nothing(network, coupling, groups, options, sorted(banned))
+            raise nothing_goes(network, coupling, groups, options, sorted(banned))
         try:
             removal: Removal = remove(network, coupling, gone)
         except Refused as refused:
@@ -162,80 +157,14 @@ def _prune_channels(
         return
 
 
+def _left_alone(network: Network, options: Options) -> set[str]:
+    """Return the tensors that `skip` names, by all their names."""
+    state = network.module.state_dict(keep_vars=True)
+    chosen = {id(value) for name, value in state.items() if skipped(name, options.skip)}
+    return {name for name, value in state.items() if id(value) in chosen}
+
+
 _REMEDY = "Take the size from a tensor or from an attribute of the module, or skip it: skip = [...]."
-
-
-def _chosen(
-    network: Network,
-    coupling: Coupling,
-    groups: Sequence[Group],
-    options: Options,
-    rates: Rates,
-    gradients: Mapping[str, Any],
-) -> list[tuple[Group, Places]]:
-    """Choose which channels go: over all groups at once, or the same share of every group."""
-    state = network.module.state_dict()
-    norms = _batch_norms(network)
-
-    def scores(group: Group) -> Floats:
-        found = scores_of(
-            group, lambda name: state[name].numpy(), options.importance, gradients=gradients, batch_norms=norms
-        )
-        if options.per == "millisecond":
-            found = found / max(channel_cost(group, coupling, rates), 1e-12)
-        return found
-
-    alike: dict[tuple[str, int], list[Group]] = defaultdict(list)
-    for group in groups:
-        alike[(group.role, group.size) if options.uniform else (group.name, 0)].append(group)
-    families = list(alike.values())
-    kinds = [
-        Candidates(
-            scores=np.stack([scores(group) for group in family]) if len(family) > 1 else scores(family[0]),
-            weight=sum(_weight(group, coupling, options) for group in family),
-            step=family[0].step(options.multiple),
-            least=options.least,
-        )
-        for family in families
-    ]
-
-    def take(share: float) -> list[tuple[Group, Places]]:
-        if options.scope == "global":
-            total = sum(kind.weight * np.shape(kind.scores)[-1] for kind in kinds)
-            found = choose(kinds, share * total)
-        else:
-            found = [choose([kind], share * kind.weight * np.shape(kind.scores)[-1])[0] for kind in kinds]
-        rows = [np.atleast_2d(channels) for channels in found]
-        pairs = zip(families, rows, strict=True)
-        return [(group, row) for family, many in pairs for group, row in zip(family, many, strict=True)]
-
-    return take(options.ratio) if options.of == "channels" else _until(take, coupling, options.ratio)
-
-
-def _until(take: Any, coupling: Coupling, ratio: float) -> list[tuple[Group, Places]]:
-    """Find the share of channels after which the work has fallen by `ratio`."""
-    low, high = 0.0, 1.0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if 1 - macs_after(coupling, take(middle)) < ratio:
-            low = middle
-        else:
-            high = middle
-    found: list[tuple[Group, Places]] = min(
-        (take(low), take(high)), key=lambda gone: abs(1 - macs_after(coupling, gone) - ratio)
-    )
-    return found
-
-
-def _weight(group: Group, coupling: Coupling, options: Options) -> float:
-    return float(group.weight) if options.of == "channels" else max(channel_cost(group, coupling, None), 1.0)
-
-
-def _batch_norms(network: Network) -> set[str]:
-    import torch
-
-    kinds = torch.nn.modules.batchnorm._BatchNorm  # noqa: SLF001 - the base of every BatchNorm
-    return {f"{path}.weight" for path, part in network.module.named_modules() if isinstance(part, kinds)}
 
 
 def _measured(coupling: Coupling, groups: Sequence[Group], homes: Sequence[str]) -> set[str]:
@@ -250,28 +179,6 @@ def _measured(coupling: Coupling, groups: Sequence[Group], homes: Sequence[str])
             if labels & set(coupling.labels.find(coupling.axes[slot][places[:, 0]]).tolist()):
                 found.add(group.name)
     return found
-
-
-def _nothing(
-    network: Network, coupling: Coupling, groups: Sequence[Group], options: Options, banned: Sequence[str]
-) -> NothingError:
-    """Say why nothing can go, by name."""
-    if not groups:
-        reasons = [
-            f"'{slot.tensor}': {coupling.labels.reason(int(coupling.axes[slot][0]))}"
-            for slot in sorted(coupling.makes)[:3]
-        ]
-        text = "no channel of the network may go: " + ("; ".join(reasons) or "it has no layer that is understood")
-        if banned:
-            text += f"; sizes in the code keep {', '.join(banned[:3])}"
-        return NothingError(text, where=type(network.module).__name__, remedy="Leave the pruning stage out.")
-    widest = max(groups, key=lambda group: group.size)
-    return NothingError(
-        f"ratio {options.ratio} would empty layers or break the multiple of {options.multiple}: the widest, "
-        f"'{widest.name}', has {widest.size} channels, which go {widest.step(options.multiple)} at once",
-        where="prune-channels: ratio",
-        remedy="Set a smaller `multiple`.",
-    )
 
 
 def _kept_findings(coupling: Coupling) -> list[events.Finding]:
@@ -296,19 +203,10 @@ def _refused_finding(refused: Refused, names: list[str]) -> events.Finding:
     )
 
 
-def _gradients(path: str) -> dict[str, Any]:
-    if not path:
-        return {}
-    from safetensors.numpy import load_file
-
-    found: dict[str, Any] = load_file(path)
-    return found
-
-
 def _figures(network: Network) -> dict[str, int]:
-    """Return parameters (shared ones once) and multiply-accumulates for the example inputs."""
+    """Return parameters (shared ones once) and multiply-accumulates of one sample of the example inputs."""
     parameters = sum(value.numel() for value in network.module.parameters())
-    return {"parameters": parameters, "macs": count_macs(trace_program(network))}
+    return {"parameters": parameters, "macs": count_macs(trace_program(network)) // network.sizes.get(BATCH, 1)}
 
 
 def _config(network: Network, folder: Path, done: Pruned) -> dict[str, Any] | None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edgekit.networks.coupling import Coupling, Slot, Work, name_of
+from edgekit.networks.coupled import Coupling, Slot, Work
+from edgekit.networks.coupling_trace import name_of
 from edgekit.networks.prune_groups import Group
 from edgekit.numerics.importance import Places
 

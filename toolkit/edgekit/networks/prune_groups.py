@@ -6,14 +6,15 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from fnmatch import fnmatch
+from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from edgekit.networks.coupling import Coupling, Slot
+from edgekit.networks.coupled import Coupling, Slot
 from edgekit.networks.labels import PLAIN
-from edgekit.numerics.importance import Floats, Places, combined, gathered, norms, step_of, taylor
+from edgekit.numerics.importance import Floats, Norm, Places, combined, gathered, norms, step_of
 
 Importance = Literal["l1", "l2", "batch-norm", "taylor"]
 Array = npt.NDArray[np.floating]
@@ -104,12 +105,17 @@ def _named(groups: list[Group]) -> list[Group]:
     return found
 
 
+def skipped(name: str, patterns: Collection[str]) -> bool:
+    """Say whether a tensor is one that a user wants left alone, by its name or that of a module around it."""
+    return any(fnmatch(name, pattern) or fnmatch(name, f"{pattern}.*") for pattern in patterns)
+
+
 def scores_of(
     group: Group,
     tensor: Callable[[str], Array],
     kind: Importance,
     *,
-    gradients: Mapping[str, Array] | None = None,
+    sensitivities: Mapping[Slot, Floats] | None = None,
     batch_norms: Collection[str] = (),
 ) -> Floats:
     """Return how much each channel of a group matters, relative to the group's mean.
@@ -119,24 +125,17 @@ def scores_of(
         tensor: returns a tensor of the state by name.
         kind: `l1` and `l2`: norms of the weights that make and read the channels; `batch-norm`: the magnitude of
             BatchNorm's scale, the norm `l1` where a group has none; `taylor`: what the loss would change.
-        gradients: of the loss, by every name of a tensor; for `taylor`.
+        sensitivities: for `taylor`: what the loss changes without each index of a slot that makes channels.
         batch_norms: names of the scales of BatchNorm layers.
     """
-    slots = [*group.makes, *group.reads]
     if kind == "taylor":
-        known = gradients or {}  # a tensor without a gradient is one that the loss does not depend on
-        return combined(
-            [
-                gathered(taylor(tensor(slot.tensor), known[slot.tensor], slot.axis), group.places[slot])
-                if slot.tensor in known
-                else np.zeros(group.size)
-                for slot in group.makes
-            ]
-        )
+        known = sensitivities or {}
+        return combined([gathered(known[slot], group.places[slot]) for slot in group.makes])
     scales = [slot for slot in group.places if slot.tensor in batch_norms]
     if kind == "batch-norm" and scales:
-        return combined(
-            [gathered(np.abs(tensor(slot.tensor)).astype(np.float64), group.places[slot]) for slot in scales]
-        )
-    norm: Literal["l1", "l2"] = "l2" if kind == "l2" else "l1"
-    return combined([gathered(norms(tensor(slot.tensor), slot.axis, norm), group.places[slot]) for slot in slots])
+        found = [(np.abs(tensor(slot.tensor)).astype(np.float64), slot) for slot in scales]
+        return combined([gathered(scale, group.places[slot]) for scale, slot in found])
+    slots, norm = [*group.makes, *group.reads], "l2" if kind == "l2" else "l1"
+    return combined(
+        [gathered(norms(tensor(slot.tensor), slot.axis, cast("Norm", norm)), group.places[slot]) for slot in slots]
+    )

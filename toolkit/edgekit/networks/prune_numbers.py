@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgekit.networks.coupling import Coupling, Size, Slot
+from edgekit.networks.coupled import Coupling, Size, Slot
 from edgekit.networks.prune_apply import Kept, Numbers, find
 
 if TYPE_CHECKING:
     import torch
 
-MOST = 256
+MOST = 64
 """So many combinations of attributes are tried at most."""
 
 _OWN = {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edgekit.errors import EdgekitError, UnsupportedError
-from edgekit.networks.coupling import Coupling, Slot
+from edgekit.networks.coupled import Coupling, Slot
 from edgekit.networks.network import Network
 from edgekit.networks.prune_apply import Kept, Numbers, set_numbers, slice_tensors
 from edgekit.networks.prune_check import TOLERANCE, Outputs, Snapshot, difference, doubled, run_all, unread

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from edgekit import events
 from edgekit.errors import InputError, UnsupportedError
 from edgekit.networks.child import Tell
+from edgekit.networks.prune_groups import skipped
 from edgekit.networks.rebuild import rebuild
 from edgekit.networks.record import Change
 from edgekit.networks.saving import save_network
@@ -40,6 +40,12 @@ def sparsify(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     torch.set_num_threads(int(arguments["threads"]))
     folder, out = Path(arguments["folder"]), Path(arguments["out"])
     network = rebuild(folder, shapes=arguments["shapes"], dtypes=arguments["dtypes"])
+    if network.program is not None:
+        raise UnsupportedError(
+            "an exported program does not say which of its tensors are weights of layers",
+            where="program.pt2",
+            remedy="Give the model as python:module:factory or as a Hugging Face directory.",
+        )
     found = dict(weights_of(network.module, tuple(arguments["skip"])))
     if not found:
         raise UnsupportedError(
@@ -75,17 +81,14 @@ def weights_of(module: torch.nn.Module, skip: tuple[str, ...]) -> Iterator[tuple
     """
     import torch
 
-    embedded = {id(part.weight) for part in module.modules() if isinstance(part, torch.nn.Embedding)}
-    seen: set[int] = set()
+    seen = {id(part.weight) for part in module.modules() if isinstance(part, torch.nn.Embedding)}
+    seen |= {id(value) for name, value in module.named_parameters(remove_duplicate=False) if skipped(name, skip)}
     for path, part in module.named_modules():
         weight = getattr(part, "weight", None)
         axis = _summed(part)
-        if axis is None or not isinstance(weight, torch.nn.Parameter) or id(weight) in embedded | seen:
-            continue
-        name = f"{path}.weight" if path else "weight"
-        if not any(fnmatch(name, f"{pattern}*") for pattern in skip):
+        if axis is not None and isinstance(weight, torch.nn.Parameter) and id(weight) not in seen:
             seen.add(id(weight))
-            yield name, (weight, axis)
+            yield f"{path}.weight" if path else "weight", (weight, axis)
 
 
 def _summed(part: torch.nn.Module) -> int | None:

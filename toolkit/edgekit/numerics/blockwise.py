@@ -69,6 +69,12 @@ class BlockFormat:
         """Return the number of blocks of a row of `depth` weights."""
         return -(-depth // self.block)
 
+    def size(self, rows: int, depth: int) -> int:
+        """Return the bytes of a packed matrix `[rows, depth]`: codes, scales and (when asymmetric) zero points."""
+        blocks = self.blocks(depth)
+        zeros = 0 if self.symmetric else -(-blocks * self.bits // 8)
+        return rows * (-(-depth * self.bits // 8) + blocks * np.dtype(self.scale_type).itemsize + zeros)
+
     def stored(self, scales: Floats) -> npt.NDArray[np.float32]:
         """Return scales as they come back from storage, as float32."""
         kept: npt.NDArray[np.float32] = scales.astype(self.scale_type).astype(np.float32)
@@ -105,9 +111,7 @@ class BlockCodes:
     def size(self) -> int:
         """Bytes of codes, scales and (of asymmetric formats) zero points when they are packed."""
         rows, depth = self.codes.shape
-        blocks = self.format.blocks(depth)
-        zeros = 0 if self.format.symmetric else -(-blocks * self.format.bits // 8)
-        return int(rows * (-(-depth * self.format.bits // 8) + blocks * self.scales.dtype.itemsize + zeros))
+        return self.format.size(rows, depth)
 
 
 def scale_type_for(weights: Floats, fmt: BlockFormat) -> ScaleType:

@@ -96,8 +96,8 @@ def leave_out(groups: Sequence[Hashable], run: Callable[[npt.NDArray[np.bool_]],
 def spread_factor(ratios: Vector, groups: Sequence[Hashable], level: float = 0.9) -> float:
     """Return the factor within which a share `level` of predictions of models like these will be off.
 
-    The quantile of |log ratio| over points, each group weighing the same, at `level` x (1 + 1 / groups): the
-    correction of conformal prediction (Vovk et al. 2005) for few groups.
+    The quantile of |log ratio| over points, each group weighing the same, at `level` x (1 + 1 / points): the
+    correction of conformal prediction (Vovk et al. 2005) for few points.
 
     Args:
         ratios: prediction over observation, of points that the fit had not seen.
@@ -109,6 +109,6 @@ def spread_factor(ratios: Vector, groups: Sequence[Hashable], level: float = 0.9
     off = np.abs(np.log(ratios))
     order = np.argsort(off)
     reached = np.cumsum(weights[order]) / weights.sum()
-    wanted = min(1.0, level * (1 + 1 / len(sizes)))
+    wanted = min(1.0, level * (1 + 1 / len(off)))
     at = min(int(np.searchsorted(reached, wanted - 1e-12)), len(off) - 1)
     return float(np.exp(off[order][at]))

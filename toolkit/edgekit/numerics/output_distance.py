@@ -17,6 +17,7 @@ EXACT_DB = 200.0
 _MATRIX, _PLANAR = 2, 3
 _NEGLIGIBLE = 1e-5
 _MEANINGFUL = 256
+_LEAST = 8
 _SPARE = 0.02
 
 
@@ -53,6 +54,7 @@ class _Columns:
     high: npt.NDArray[np.float64]
     found_low: npt.NDArray[np.float64]
     found_high: npt.NDArray[np.float64]
+    count: int
 
 
 @dataclass
@@ -126,10 +128,12 @@ class OutputDistance:
             a.max(others),
             b.min(others),
             b.max(others),
+            a.size // a.shape[axis],
         )
         if known is not None:
             fresh.signal += known.signal
             fresh.noise += known.noise
+            fresh.count += known.count
             for low in ("low", "found_low"):
                 setattr(fresh, low, np.minimum(getattr(fresh, low), getattr(known, low)))
             for high in ("high", "found_high"):
@@ -150,12 +154,13 @@ class OutputDistance:
     def lost_columns(self, floor: float) -> list[str]:
         """Name the columns that lost their information: below `floor` dB, or constant where the original is not.
 
-        Columns of values that are negligible beside the rest (a factor of 1e-5) are left out, and so are up to 2 % of
-        the columns of long axes: a detector's few columns each mean something, one feature of hundreds does not.
+        Columns of fewer than 8 values say nothing. Columns of values that are negligible beside the rest (a factor of
+        1e-5) are left out, and so are up to 2 % of the columns of long axes: a detector's few columns each mean
+        something, one feature of hundreds does not.
         """
         lost = []
         for axis, columns in sorted(self._axes.items()):
-            if columns is None:
+            if columns is None or columns.count < _LEAST:
                 continue
             peak = np.maximum(np.abs(columns.low), np.abs(columns.high))
             alive = peak > _NEGLIGIBLE * peak.max(initial=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,11 +18,14 @@ from edgekit.graphs.companions import copy_companions
 from edgekit.graphs.edit import is_standard, load_model, save_model
 from edgekit.graphs.equalize import Equalizer
 from edgekit.graphs.facts import quantization_of, signature_of
-from edgekit.graphs.saving import copy_model
+from edgekit.graphs.saving import copy_model, model_bytes
 from edgekit.stage import Context, Inputs
 
 if TYPE_CHECKING:
     import onnx
+
+MOST_BYTES = 1 << 30
+"""Bytes of a model above which it is left alone."""
 
 _LEAST = 4
 
@@ -33,7 +37,8 @@ class Equalize:
     Factors are searched by the error of int8 products on calibration samples (SmoothQuant with a searched exponent).
     A layer normalization takes its factors in for nothing; where it feeds others too, or something else makes the
     activation, one multiplication is added if that saves at least 1 % of the error and the runtime quantizes
-    activations at run time (no graph with a Conv). Without data, or in graphs without such products, nothing changes.
+    activations at run time (no graph with a Conv). Without data, in graphs without such products, and in models of more
+    than 1 GiB, nothing changes.
 
     Args:
         samples: calibration samples to use at most.
@@ -62,6 +67,8 @@ class Equalize:
         path, data = inputs.folder / MAIN, inputs.data
         if data is None or len(data.calibration) < _LEAST or quantization_of(load_model(path)):
             return self._unchanged(path, out, inputs, [])
+        if model_bytes(path) > MOST_BYTES:
+            return self._unchanged(path, out, inputs, [], [_too_large(model_bytes(path))])
         source = canonical(path)
         if signature_of(source.model) != signature_of(load_model(path)):
             return self._unchanged(path, out, inputs, [])  # other floats: quantization converts them itself
@@ -81,10 +88,17 @@ class Equalize:
         copy_companions(inputs.folder, out)
         return {"equalization": told, "findings": msgspec.to_builtins(_found(told))}
 
-    def _unchanged(self, path: Path, out: Path, inputs: Inputs, told: list[dict[str, Any]]) -> dict[str, Any]:
+    def _unchanged(
+        self, path: Path, out: Path, inputs: Inputs, told: list[dict[str, Any]], findings: Sequence[Finding] = ()
+    ) -> dict[str, Any]:
         copy_model(path, out / MAIN)
         copy_companions(inputs.folder, out)
-        return {"equalization": told, "findings": []}
+        return {"equalization": told, "findings": msgspec.to_builtins(findings)}
+
+
+def _too_large(size: int) -> Finding:
+    text = f"the model has {size / 1e9:.1f} GB of weights: equalization holds them several times, so it was left out"
+    return Finding(severity="note", node="", rule="not-equalized", text=text, remedy="Nothing is lost but accuracy.")
 
 
 def _convolves(model: onnx.ModelProto) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from edgekit.errors import UsageError
 from edgekit.networks.child import run_in_child
+from edgekit.networks.feeding import feeds_of
 from edgekit.profile import Profile
 from edgekit.stage import Context, Inputs
 
@@ -26,7 +27,7 @@ class PruneChannels:
         ratio: share that goes, 0 to below 1; of what there is when the stage runs.
         of: what `ratio` is a share of: the `channels` that may go, or the multiply-accumulates (`macs`) of the network.
         importance: `l1` and `l2`: norms of the weights that make and read a channel; `batch-norm`: the scale of the
-            BatchNorm behind it; `taylor`: what the loss on the calibration data changes without it, to first order.
+            BatchNorm behind it; `taylor`: what the loss on labeled training samples changes without it, to first order.
         per: `channel`, or `millisecond`: importance for the time that the profile's roofline predicts it to cost.
         scope: `global`: all layers compete; `layer`: every layer loses the same share.
         multiple: numbers of channels stay multiples of it; 0: what the profile says.
@@ -61,6 +62,12 @@ class PruneChannels:
     shapes: dict[str, list[int | str]] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Refuse options out of range; the importance `taylor` needs labeled data to train on."""
+        self._check()
+        if self.importance == "taylor":
+            object.__setattr__(self, "needs", frozenset({"data", "training"}))
+
     def run(self, inputs: Inputs, out: Path, context: Context) -> dict[str, Any]:
         """Write the smaller network; facts: `pruning` (parameters, multiply-accumulates, groups before and after).
 
@@ -72,7 +79,6 @@ class PruneChannels:
             InputError: the network fails on its inputs.
             TargetError: torch or another library is missing, or the deadline passed.
         """
-        self._check()
         skipped = {"shapes", "dtypes", "multiple", "uniform"}
         options = {key: value for key, value in dataclasses.asdict(self).items() if key not in skipped}
         pretrained = inputs.artifact.facts.get("source", {}).get("from") == "huggingface"
@@ -86,7 +92,8 @@ class PruneChannels:
             "shapes": self.shapes,
             "dtypes": self.dtypes,
             "threads": context.threads,
-            "gradients": "",
+            "seed": context.seed,
+            "feeds": os.fspath(feeds_of(inputs, context)) if self.importance == "taylor" else "",
             "again": any(step.stage == self.name for step in inputs.artifact.lineage),
         }
         facts: dict[str, Any] = run_in_child(

@@ -46,6 +46,10 @@ class PruneWeights:
     shapes: dict[str, list[int | str]] = field(default_factory=dict)
     dtypes: dict[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Refuse a ratio or a pattern that makes no sense."""
+        self._check()
+
     def run(self, inputs: Inputs, out: Path, context: Context) -> dict[str, Any]:
         """Write the network with zeros; facts: `sparsity` (shares of zeros) and a finding on what the device gains.
 
@@ -54,7 +58,6 @@ class PruneWeights:
             UnsupportedError: there is no layer to prune.
             TargetError: torch or another library is missing, or the deadline passed.
         """
-        self._check()
         facts: dict[str, Any] = run_in_child(
             "edgekit.networks.prune_weights:sparsify",
             {

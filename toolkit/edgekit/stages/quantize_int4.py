@@ -14,11 +14,12 @@ from edgekit.dialect import Dialect
 from edgekit.errors import EdgekitError, InputError, NeedsDataError, UnsupportedError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
 from edgekit.graphs.blame import Blame
-from edgekit.graphs.block_choice import BlockJob, BlockTrial, mean_bits
+from edgekit.graphs.block_choice import BlockJob, BlockTrial
+from edgekit.graphs.block_mixed import formats_to_choose, mix
 from edgekit.graphs.block_plan import BlockPlan, BlockWeight, plan_blocks
 from edgekit.graphs.block_solve import METHODS, NEED_DATA
 from edgekit.graphs.block_swap import block_blame
-from edgekit.graphs.block_table import block_coverage, block_decisions, left_float_notes
+from edgekit.graphs.block_table import block_coverage, block_decisions, block_summary, left_float_notes
 from edgekit.graphs.block_write import Form
 from edgekit.graphs.canonical import canonical
 from edgekit.graphs.companions import copy_companions
@@ -60,7 +61,9 @@ class QuantizeInt4:
         accuracy_level: 4 lets onnxruntime round activations to 8 bits inside its kernels, which is faster; 1: float32.
         embeddings: whether tables that are looked up are quantized; a last layer of the same weight goes with them.
         embedding_bits: 8 or 4 for those tables: they bear 4 bits worse than any layer.
-        eight_bit: share of the other weights that is stored in 8 bits, those whose layers lose most.
+        mean_bits: bits that a weight may take on average, scales and zero points included: bits (4 or 8) and blocks
+            (16 to 128) are chosen matrix by matrix, by what rounding each one alone costs the outputs. Needs data.
+        aim: ratio of the outputs in dB that is enough: the fewest bytes for it, chosen in the same way.
         act_order: `gptq` rounds the columns of large inputs first; better on most models.
         plan: `[[stage.plan]]` tables, each with `match` (a glob of node names or op types) and `mode` (`float` or
             `weights`), `bits`, `block`; of several that match a node, the last counts.
@@ -83,7 +86,8 @@ class QuantizeInt4:
     accuracy_level: int = 4
     embeddings: bool = True
     embedding_bits: int = 8
-    eight_bit: float = 0.0
+    mean_bits: float | None = None
+    aim: float | None = None
     act_order: bool = True
     plan: tuple[BlockEdit, ...] = ()
     skip: tuple[str, ...] = ()
@@ -108,8 +112,6 @@ class QuantizeInt4:
                     where=self.name,
                     remedy=f"Choose one of {', '.join(map(str, numbers))}.",
                 )
-        if not 0 <= self.eight_bit <= 1:
-            raise UsageError(f"eight_bit {self.eight_bit} is no share", where=self.name, remedy="Between 0 and 1.")
 
     def run(self, inputs: Inputs, out: Path, context: Context) -> dict[str, Any]:
         """Quantize `model.onnx`; see `Stage.run`.
@@ -125,6 +127,9 @@ class QuantizeInt4:
         path = inputs.folder / MAIN
         job, told = _prepare(self, inputs, path, context)
         trial, scores, why = job.choose(self.method)
+        mixed: dict[str, Any] = {}
+        if self.mean_bits is not None or self.aim is not None:
+            trial, mixed = self._mixed(job, trial, context)
         save_model(trial.model, out / MAIN, source=job.source.folder)
         _check(out / MAIN)
         copy_companions(inputs.folder, out)
@@ -133,7 +138,7 @@ class QuantizeInt4:
         result: dict[str, Any] = {
             "coverage": coverage,
             "findings": msgspec.to_builtins([*told, *left_float_notes(job.plan, job.weights)]),
-            "quantization": _summary(job, trial, scores, why),
+            "quantization": block_summary(job, trial, scores, why) | mixed,
             "decisions": save_plan(
                 out,
                 stage=self.name,
@@ -146,6 +151,12 @@ class QuantizeInt4:
         if signature != inputs.artifact.facts.get("graphs", {}).get(MAIN):
             result["graphs"] = {**inputs.artifact.facts.get("graphs", {}), MAIN: signature}
         return result
+
+    def _mixed(self, job: BlockJob, trial: BlockTrial, context: Context) -> tuple[BlockTrial, dict[str, Any]]:
+        pinned = {key for key, edit in job.plan.edits.items() if edit.bits or edit.block}
+        choices = formats_to_choose(job.plan.weights, job.formats, pinned)
+        found = mix(job, trial, choices, mean_bits=self.mean_bits, aim=self.aim, scratch=context.scratch)
+        return found.trial, {"mixed": found.facts}
 
     def blame(self, inputs: Inputs, context: Context) -> Blame:
         """Say what every matrix costs; see `Examined`."""
@@ -194,7 +205,6 @@ def _prepare(stage: QuantizeInt4, inputs: Inputs, path: Path, context: Context) 
         dialect=inputs.dialect,
         form=form,
         formats=_formats(stage, plan, inputs.dialect, form),
-        eight_bit=stage.eight_bit,
         accuracy_level=stage.accuracy_level,
         act_order=stage.act_order,
         threads=context.threads,
@@ -241,11 +251,13 @@ def _samples(stage: QuantizeInt4, inputs: Inputs) -> tuple[Samples | None, list[
     data = inputs.data
     count = 0 if data is None else len(data.calibration)
     if data is None or not count:
-        if stage.method in NEED_DATA:
+        needs = f"the method {stage.method}" if stage.method in NEED_DATA else ""
+        if stage.mean_bits is not None or stage.aim is not None:
+            needs = "choosing bits by what they cost"
+        if needs:
+            remedy = 'Give representative inputs with --data DIR, or set method = "hqq" without mean_bits and aim.'
             raise NeedsDataError(
-                f"the method {stage.method} needs calibration samples, and there are none",
-                where=stage.name,
-                remedy='Give representative inputs with --data DIR, or set method = "hqq".',
+                f"{needs} needs calibration samples, and there are none", where=stage.name, remedy=remedy
             )
         text = "no data: the weights were rounded by their values alone, and the accuracy is unknown"
         return None, [Finding(severity="warning", node="", rule="unchecked", text=text, remedy="Give --data DIR.")]
@@ -266,29 +278,6 @@ def _shapes(job: BlockJob, inputs: Inputs, path: Path, context: Context) -> dict
         specs = inputs.artifact.specs("inputs")
         samples = SeededSamples(session, job.source.model, job.source.folder, specs, seed=context.seed, count=1)
     return {name: array.shape for name, array in samples.sample(0).items()}
-
-
-def _summary(job: BlockJob, trial: BlockTrial, scores: dict[str, float], why: str) -> dict[str, Any]:
-    ranked = sorted(trial.solved.errors.items(), key=lambda item: -item[1])
-    readers = {weight.key: weight.operands[0].node for weight in job.plan.weights}
-    return {
-        "form": job.form,
-        "method": trial.method,
-        "why": f"{trial.method}: {why}",
-        "candidates": scores,
-        "bits_per_weight": mean_bits(job.plan, trial.solved),
-        "matrices": len(job.plan.weights),
-        "worst_layers": {readers[key]: round(error, 5) for key, error in ranked[:5]},
-        "outputs": {
-            name: {
-                "sqnr_db": round(found.sqnr, 2),
-                "worst_sample_db": round(found.worst, 2),
-                "cosine": round(found.cosine, 5),
-            }
-            for name, found in trial.distances.items()
-        },
-        "judged_on": len(job.judged),
-    }
 
 
 def _check(path: Path) -> None:

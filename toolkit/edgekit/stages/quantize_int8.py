@@ -8,27 +8,29 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import msgspec
-import numpy as np
 
 from edgekit.artifact import MAIN
 from edgekit.data import Samples
 from edgekit.errors import EdgekitError, InputError, NeedsDataError, UnsupportedError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
 from edgekit.graphs.blame import Blame
-from edgekit.graphs.calibrate import collect, open_graph, run
+from edgekit.graphs.calibrate import collect
 from edgekit.graphs.canonical import Canonical, canonical
 from edgekit.graphs.companions import copy_companions
 from edgekit.graphs.decisions import save_plan
 from edgekit.graphs.edit import is_standard, load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
-from edgekit.graphs.gemms import join_products, joinable
 from edgekit.graphs.int8_blame import int8_blame
-from edgekit.graphs.int8_choice import Job, Wishes, held_out
+from edgekit.graphs.int8_choice import Choice, Job, Wishes, held_out
 from edgekit.graphs.int8_edits import int8_edits
 from edgekit.graphs.int8_learn import improve
+from edgekit.graphs.int8_mixed import Int8Mix, Limits
 from edgekit.graphs.int8_plan import Planner
 from edgekit.graphs.int8_report import int8_summary, shortfalls
+from edgekit.graphs.int8_search import Search, Trial
+from edgekit.graphs.int8_source import joined
 from edgekit.graphs.int8_table import int8_decisions
+from edgekit.graphs.int8_whole import whole_graph
 from edgekit.graphs.int8_write import Writer
 from edgekit.graphs.kernels import kernel_findings
 from edgekit.graphs.original import open_original
@@ -39,18 +41,20 @@ from edgekit.graphs.weights import Weights
 from edgekit.numerics.ranges import METHODS
 from edgekit.stage import Context, Inputs
 
+PRECISIONS = ("w8a8", "w8a16", "w4a16")
 ROUNDINGS = ("nearest", "learned")
 MODES = ("auto", "static", "dynamic", "weights")
 
 _FEW = 20
-_NO_BLAME = "what a layer costs is measured on calibration samples, and there are none"
+_UNMEASURED = "what a layer costs is measured on calibration samples, and there are none"
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeInt8:
-    """Quantize weights and activations to 8 bits.
+    """Quantize weights and activations to 8 bits, or to what the runtime has beside that.
 
     Args:
+        precision: `w8a8`; `w8a16` (16-bit activations) or `w4a16` (4-bit weights too) where the dialect has them.
         method: how activation ranges are chosen: `minmax`, `percentile`, `mse`, `entropy`; `auto` takes the best of
             the first three on held-out calibration samples.
         mode: `static` (ranges from calibration), `dynamic` (products of MatMul and Gemm with ranges at run time),
@@ -61,6 +65,10 @@ class QuantizeInt8:
         floor: lowest signal-to-noise ratio in dB that an output may have on calibration samples; nodes are left float
             until it holds. Good int8 models of deep networks have 15 to 20.
         aim: ratio for which nodes are left float too, as long as 90 % of the products stay integer.
+        mixed: whether layers are left in float by what quantizing each costs the outputs, measured, and by what float
+            costs in time and bytes, predicted: as few as `aim` takes, within `slower` and `larger`. Needs data.
+        slower: with `mixed`, most predicted time as a multiple of that with every layer quantized.
+        larger: with `mixed`, most bytes of the weights as a multiple of those in 8 bits; 1 keeps them all in 8 bits.
         rounding: `nearest`, or `learned`: weights and biases follow what each product is fed in the quantized model,
             and stay so when held-out calibration samples come out nearer to the original.
     """
@@ -69,16 +77,19 @@ class QuantizeInt8:
     revision: ClassVar[int] = 3
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
-    precision: ClassVar[str] = "w8a8"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "onnx", "onnxruntime")
 
+    precision: Literal["w8a8", "w8a16", "w4a16"] = "w8a8"
     method: Literal["auto", "minmax", "percentile", "mse", "entropy"] = "auto"
     mode: Literal["auto", "static", "dynamic", "weights"] = "auto"
     plan: tuple[Int8Edit, ...] = ()
     skip: tuple[str, ...] = ()
     floor: float = 10.0
     aim: float = 20.0
+    mixed: bool = False
+    slower: float = 1.25
+    larger: float = 1.01
     rounding: Literal["nearest", "learned"] = "nearest"
 
     def __post_init__(self) -> None:
@@ -87,9 +98,14 @@ class QuantizeInt8:
             ("method", self.method, ["auto", *METHODS]),
             ("mode", self.mode, list(MODES)),
             ("rounding", self.rounding, list(ROUNDINGS)),
+            ("precision", self.precision, list(PRECISIONS)),
         ):
             if word not in known:
                 raise UsageError(f"unknown {option} '{word}'", where=self.name, remedy=did_you_mean(word, known))
+        for option, factor in (("slower", self.slower), ("larger", self.larger)):
+            if not factor >= 1:
+                text = f"{option} {factor:g} is no multiple of at least 1"
+                raise UsageError(text, where=self.name, remedy=f"For example: {option} = 1.1")
 
     def run(self, inputs: Inputs, out: Path, context: Context) -> dict[str, Any]:
         """Quantize `model.onnx`; see `Stage.run`.
@@ -107,13 +123,16 @@ class QuantizeInt8:
         job, told = _prepare(self, inputs, path, context)
         samples = job.samples
         choice = job.choose()
-        trial, search = job.final(choice)
+        trial, search, mixed = self._decided(job, choice, inputs, context)
         rounding: dict[str, Any] = {}
         if self.rounding == "learned":
             improved = improve(job, trial, search, _telling(context, "round"))
             model, trial, rounding = improved.model, improved.trial, {"rounding": improved.facts}
         else:
             model = job.writer.write(trial.plan)
+        whole: dict[str, Any] = {}
+        if job.planner.dialect.whole != "no" and not job.seeded:
+            model, trial, whole = whole_graph(job, search, trial, model)
         kernels = kernel_findings(model, job.source.folder, trial.plan, job.planner, context.threads)
         save_model(model, out / MAIN, source=job.source.folder)
         _check(out / MAIN)
@@ -130,24 +149,37 @@ class QuantizeInt8:
         result: dict[str, Any] = {
             "coverage": facts,
             "findings": msgspec.to_builtins(findings),
-            "quantization": int8_summary(choice, trial, search) | rounding,
+            "quantization": int8_summary(choice, trial, search) | mixed | rounding | whole,
             "decisions": save_plan(
                 out,
                 stage=self.name,
                 dialect=job.planner.dialect.name,
                 coverage=facts,
-                decisions=int8_decisions(trial.plan, job.planner, job.writer),
+                decisions=int8_decisions(trial.plan, job.planner, job.writer, model),
             ),
         }
         if signature != inputs.artifact.facts.get("graphs", {}).get(MAIN):
             result["graphs"] = {**inputs.artifact.facts.get("graphs", {}), MAIN: signature}
         return result
 
+    def _decided(
+        self, job: Job, choice: Choice, inputs: Inputs, context: Context
+    ) -> tuple[Trial, Search, dict[str, Any]]:
+        """Return the plan of the whole graph, as it was run, with what was told of mixed precision."""
+        if not self.mixed:
+            return *job.final(choice), {}
+        if job.seeded:
+            raise NeedsDataError(_UNMEASURED, where=self.name, remedy="Give representative inputs with --data DIR.")
+        limits = Limits(aim=max(self.aim, self.floor), slower=self.slower, larger=self.larger)
+        mix = Int8Mix(job, choice, inputs.profile, limits, context.scratch)
+        trial, facts = mix.settled(_telling(context, "sensitivity"))
+        return trial, mix.search, {"mixed": facts}
+
     def blame(self, inputs: Inputs, context: Context) -> Blame:
         """Say what every layer costs; see `Examined`."""
         job, _ = _prepare(self, inputs, inputs.folder / MAIN, context)
         if job.seeded:
-            raise NeedsDataError(_NO_BLAME, where=self.name, remedy="Give representative inputs with --data DIR.")
+            raise NeedsDataError(_UNMEASURED, where=self.name, remedy="Give representative inputs with --data DIR.")
         tell = _telling(context, "blame")
         return int8_blame(job, rounding=self.rounding, scratch=context.scratch, tell=tell)
 
@@ -181,9 +213,10 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
             where=path.name,
             remedy="Give the float model, or a recipe without quantize-int8: quantizing twice only loses accuracy.",
         )
+    dialect = inputs.dialect.at(stage.precision)
     source = canonical(path)
     weights = Weights(source.model.graph, source.folder)
-    planner = Planner(source.model, weights, inputs.dialect)
+    planner = Planner(source.model, weights, dialect)
     if not planner.compute_nodes() and not planner.operands:
         raise UnsupportedError(
             "nothing in the model can be quantized: no products and no weights",
@@ -192,9 +225,9 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
         )
     int8_edits(_edits(stage), planner)  # before samples are looked at: a misspelled name costs nothing
     samples, findings = _samples(stage, inputs, planner, source, context)
-    source = _joined(source, samples, context)
+    source = joined(source, samples, context.threads)
     weights = Weights(source.model.graph, source.folder)
-    planner = Planner(source.model, weights, inputs.dialect)
+    planner = Planner(source.model, weights, dialect)
     tensors = [] if isinstance(samples, SeededSamples) else planner.tensors()
     statistics = collect(
         source.model,
@@ -219,7 +252,7 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
         source=source,
         weights=weights,
         planner=planner,
-        writer=Writer(source, weights, inputs.dialect),
+        writer=Writer(source, weights, dialect),
         samples=samples,
         path=path,
         statistics=statistics,
@@ -230,29 +263,15 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
     return job, [*source.findings, *findings]
 
 
-def _joined(source: Canonical, samples: Samples, context: Context) -> Canonical:
-    """Turn products with a bias behind them into Gemms where one sample shows that they multiply matrices."""
-    operands = joinable(source.model, source.folder)
-    if operands:
-        session = open_graph(source.model, source.folder, threads=context.threads, extra_outputs=operands)
-        found = run(session, samples.sample(0), sample=samples.ids[0])
-        join_products(source.model, source.folder, {name: np.ndim(found[name]) for name in operands})
-    return source
-
-
 def _samples(
     stage: QuantizeInt8, inputs: Inputs, planner: Planner, source: Canonical, context: Context
 ) -> tuple[Samples, list[Finding]]:
     """Return the calibration samples; without data, seeded inputs for modes that need no ranges."""
     data = inputs.data
-    if data is not None and len(data.calibration):
-        count = len(data.calibration)
-        if count >= _FEW:
-            return data.calibration, []
+    if data is not None and (count := len(data.calibration)):
         text = f"only {count} calibration sample{'s' * (count > 1)}: ranges may not cover what the device will see"
-        return data.calibration, [
-            Finding(severity="warning", node="", rule="few-samples", text=text, remedy="Give 100 or more.")
-        ]
+        few = Finding(severity="warning", node="", rule="few-samples", text=text, remedy="Give 100 or more.")
+        return data.calibration, [few] * (count < _FEW)
     products = all(is_standard(node, "MatMul", "Gemm") for node in planner.compute_nodes())
     free = planner.dialect.dynamic_transformers and stage.mode in {"auto", "dynamic"} and products
     asked = any(edit.mode in {"static", "w8a8"} for edit in stage.plan)

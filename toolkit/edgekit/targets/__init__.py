@@ -12,7 +12,7 @@ __all__ = ["CompositeTarget", "default_target", "open_target"]
 
 
 def open_target(url: str, profile: Profile) -> Target:
-    """Return the target of a URL (`local`, `ssh://user@host[:port]`, `htp-sim`), not yet connected.
+    """Return the target of a URL (`local`, `ssh://user@host[:port]`, `emulated-aarch64`, `htp-sim`), not yet connected.
 
     Args:
         url: where it is.

@@ -6,22 +6,31 @@ import contextlib
 import json
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from edgekit.artifact import digest, sha256_file
 from edgekit.budget import Figure, Provenance
-from edgekit.errors import EdgekitError, InputError, TargetError, UnsupportedError
+from edgekit.errors import EdgekitError, LinkError
 from edgekit.events import Finding
 from edgekit.jobs import RUNNER, SCHEMA, encode_feeds, runner_files
 from edgekit.profile import Profile
 from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
 from edgekit.targets import machines
+from edgekit.targets.accidents import as_error, died
 from edgekit.targets.chunks import chunks, plain, read_outputs
-from edgekit.targets.figures import latency_figures, memory_figure
+from edgekit.targets.figures import energy_figure, latency_figures, memory_figure, settled_latency, unproven_figures
 from edgekit.transport import Transport
 
+PAUSES = (1.0, 5.0, 15.0)
+"""Seconds after which a broken link is tried again."""
+ENERGY_SECONDS = 6
+"""How long a Jetson runs beside tegrastats: some 60 samples."""
 PROBE_SECONDS, RUN_SECONDS, MEASURE_SECONDS = 300, 7200, 1800
 """How long a probe, a chunk (an engine may have to be built first) and the runs of a measurement may take."""
 
@@ -31,7 +40,6 @@ class CompositeTarget:
 
     Attributes:
         url: where it is.
-        provenance: `measured`: it is what it is.
         findings: what is worth knowing about it: of another kind than the profile, something else ran than was asked.
         details: what the runner told of the last measurement: raw series, memory, temperatures and clocks.
     """
@@ -39,13 +47,13 @@ class CompositeTarget:
     def __init__(self, transport: Transport, profile: Profile) -> None:
         """Take a transport, not yet open, and the profile that the machine should be of."""
         self.url = transport.url
-        self.provenance: Provenance = "measured"
         self.findings: list[Finding] = []
         self.details: dict[str, Any] = {}
         self._transport = transport
         self._profile = profile
         self._probe: machines.Probe | None = None
-        self._folder = f"job-{secrets.token_hex(6)}"
+        self._folder = _job_folder()
+        self._left: list[str] = []
         self._runner = ""
         self._jobs = 0
         self._sent: set[str] = set()
@@ -60,7 +68,7 @@ class CompositeTarget:
         """Remove the data that was sent, release the machine."""
         if self._probe is not None:
             with contextlib.suppress(EdgekitError):  # the link may be gone: what is left is swept another time
-                self._transport.run(["rm", "-rf", "--", self._folder], timeout=60)
+                self._transport.run(["rm", "-rf", "--", self._folder, *self._left], timeout=60)
         self._probe = None
         self._sent.clear()
         self._transport.close()
@@ -82,6 +90,16 @@ class CompositeTarget:
                 self._find(finding)
         return self._probe
 
+    def reach(self) -> None:
+        """Connect and let go of the machine: it is there, free, and has a Python."""
+        self._transport.open()
+        self._transport.close()
+
+    @property
+    def provenance(self) -> Provenance:
+        """`measured`: it is what it is; `simulated` when the machine is an emulator. Connects, as `probe`."""
+        return "simulated" if self.probe().get("emulator") else "measured"
+
     def fingerprint(self) -> dict[str, str]:
         """Say what the machine is: hardware, OS, runtimes, power mode."""
         return machines.fingerprint_of(self.probe())
@@ -96,35 +114,82 @@ class CompositeTarget:
         """
         for chunk in chunks(feeds):
             with tempfile.TemporaryDirectory(prefix="edgekit-") as scratch:
-                count = len(chunk)
-                job = {"inputs": [self._send(chunk, Path(scratch))], "outputs": "out"}
+                count, inputs = len(chunk), self._pack(chunk, Path(scratch))
                 chunk.clear()  # it is in a file now; the next one may fill the memory
-                result = self._start("infer", bundle, job, Path(scratch), timeout=RUN_SECONDS)
-                outputs = Path(scratch, "outputs.npz")
-                self._transport.pull(f"{self._folder}/{result['outputs'][0]}", outputs)
+                outputs = self._persist(partial(self._infer, bundle, inputs, Path(scratch)))
                 yield from read_outputs(outputs, count, self.url)
 
-    def measure(self, bundle: Bundle, feed: Feed, *, runs: int, threads: int) -> tuple[Figure, ...]:
+    def _infer(self, bundle: Bundle, inputs: Path, scratch: Path) -> Path:
+        """Send a file of feeds, run it, return the file of outputs."""
+        job: dict[str, Any] = {"inputs": [self._send(inputs)], "outputs": "out"}
+        job |= {"deflate": True} if self._is_far else {}
+        result = self._start("infer", bundle, job, scratch, timeout=RUN_SECONDS)
+        outputs = scratch / "outputs.npz"
+        self._transport.pull(f"{self._folder}/{result['outputs'][0]}", outputs)
+        return outputs
+
+    def _persist(self, work: Callable[[], Path]) -> Path:
+        """Do work that is not timed; when the link breaks, connect again and do it once more, a few times."""
+        first: LinkError | None = None
+        for pause in PAUSES:
+            try:
+                return work()
+            except LinkError as error:
+                first = first or error
+                self._reconnect(pause, first)
+        try:
+            return work()
+        except LinkError as error:
+            raise first or error from error
+
+    def _reconnect(self, pause: float, reason: LinkError) -> None:
+        text = f"the link broke and was made again: {reason.text}"
+        remedy = "Accuracy does not suffer; look at the network if this happens often."
+        self._find(Finding(severity="note", node=self.url, rule="target-link", text=text, remedy=remedy))
+        self._transport.close()
+        time.sleep(pause)
+        try:
+            self._transport.open()
+        except LinkError:
+            return  # the next try of the work tells, or the next pause mends it
+        self._left.append(self._folder)  # what ran there may still write
+        self._folder = _job_folder()
+
+    def measure(
+        self, bundle: Bundle, feed: Feed, *, runs: int, threads: int, sustained: float = 0
+    ) -> tuple[Figure, ...]:
         """Measure latency and memory; a figure that must not decide a budget says why in its note.
+
+        An emulator is not timed: its figures have no value, and say so.
 
         Raises: as `run`.
         """
+        if emulator := self.probe().get("emulator"):
+            return unproven_figures(str(emulator))
         with tempfile.TemporaryDirectory(prefix="edgekit-") as scratch:
-            inputs = [self._send([feed], Path(scratch))]
+            inputs = [self._send(self._pack([feed], Path(scratch)))]
             job = {"inputs": inputs, "runs": runs, "threads": threads, "max_seconds": MEASURE_SECONDS}
-            timeout = RUN_SECONDS + MEASURE_SECONDS
+            job |= {"energy_seconds": ENERGY_SECONDS} if self.probe().get("jetson") else {}
+            job |= {"sustained": sustained} if sustained else {}
+            timeout = RUN_SECONDS + MEASURE_SECONDS + 2 * ENERGY_SECONDS + 2 * sustained
             self.details = self._start("measure", bundle, job, Path(scratch), timeout=timeout)
-        probe, notes = self.probe(), []
+        probe, notes, fallen = self.probe(), [], ""
         on = f"{self._transport.title} ({machines.name_of(probe)}, {machines.engine_of(self.details['engine'])})"
         if machines.is_of_kind(probe, self._profile):  # elsewhere the figures are known to be another machine's
             fallback = self.details["fallback"]
             ran = machines.engine_of(self.details["engine"])
-            notes += [f"{ran} ran instead of {fallback['asked'][0]}: {fallback['reason']}"] if fallback else []
+            fallen = f"{ran} ran instead of {fallback['asked'][0]}: {fallback['reason']}" if fallback else ""
+            notes += [fallen] if fallen else []
             mode = machines.other_power_mode(probe, self._profile)
             notes += [f"measured in {mode}"] if mode else []
+        summary, finding = settled_latency(self.details, sustained, self._transport.title)
+        if finding is not None:
+            self._find(finding)
+        energy = self.details.get("energy")
         return (
-            *latency_figures(self.details["latency"], on, notes),
+            *(msgspec.structs.replace(figure, disqualified=fallen) for figure in latency_figures(summary, on, notes)),
             memory_figure(self.details["memory"], on, notes),
+            *([energy_figure(energy, on, notes)] if energy else []),
         )
 
     def golden(
@@ -170,18 +235,27 @@ class CompositeTarget:
             name, local = f"{home}/probe.json", Path(scratch, "probe.json")
             done = self._transport.run([self._transport.python, self._runner, "probe", name], timeout=PROBE_SECONDS)
             if done.status:
-                raise self._died(done.status, done.stderr)
+                raise died(done.status, done.stderr, self.url)
             self._transport.pull(name, local)
             found: machines.Probe = json.loads(local.read_bytes())
             return found
 
-    def _send(self, feeds: list[Feed], scratch: Path) -> str:
-        """Push feeds into the job's folder; return the file's name there."""
+    @property
+    def _is_far(self) -> bool:
+        return bool(getattr(self._transport, "far", False))
+
+    def _pack(self, feeds: list[Feed], scratch: Path) -> Path:
+        """Write feeds into a file, compressed when it goes through a network."""
+        arrays = [{name: plain(name, array) for name, array in feed.items()} for feed in feeds]
+        path = scratch / "feeds.npz"
+        path.write_bytes(encode_feeds(arrays, deflate=self._is_far))
+        return path
+
+    def _send(self, inputs: Path) -> str:
+        """Push a file of feeds into the job's folder; return its name there."""
         self.probe()
-        ready = [{name: plain(name, array) for name, array in feed.items()} for feed in feeds]
-        (scratch / "feeds.npz").write_bytes(encode_feeds(ready))
-        self._transport.push(scratch / "feeds.npz", f"{self._folder}/feeds.npz")
-        return "feeds.npz"
+        self._transport.push(inputs, f"{self._folder}/{inputs.name}")
+        return inputs.name
 
     def _start(
         self, command: str, bundle: Bundle, job: dict[str, Any], scratch: Path, *, timeout: float
@@ -198,18 +272,18 @@ class CompositeTarget:
             "providers": list(facts.get("providers", ())),
             "threads": 0,
             "result": f"result-{name}.json",
-            **{key: facts[key] for key in ("shapes", "context") if key in facts},
+            **{key: facts[key] for key in ("shapes", "context", "dla_core") if key in facts},
             **job,
         }
         (scratch / "job.json").write_text(json.dumps(whole), encoding="utf-8")
         path = self._transport.push(scratch / "job.json", f"{self._folder}/job-{name}.json")
         done = self._transport.run([self._transport.python, self._runner, command, path], timeout=timeout)
         if done.status not in (0, 1):
-            raise self._died(done.status, done.stderr)
+            raise died(done.status, done.stderr, self.url)
         self._transport.pull(f"{self._folder}/{whole['result']}", scratch / "result.json")
         result: dict[str, Any] = json.loads((scratch / "result.json").read_bytes())
         if error := result.get("error"):
-            raise _as_error(error, str(facts["model"]), self.url)
+            raise as_error(error, str(facts["model"]), self.url)
         if fallback := result.get("fallback"):
             asked, ran = " ".join(fallback["asked"]), machines.engine_of(result["engine"])
             text, remedy = f"asked was {asked}, {ran} ran: {fallback['reason']}", "Install it there, or ask for less."
@@ -233,23 +307,6 @@ class CompositeTarget:
         if finding not in self.findings:
             self.findings.append(finding)
 
-    def _died(self, status: int, stderr: str) -> TargetError:
-        lines = [line for line in stderr.splitlines() if line.strip()]
-        killed = "it was killed, as happens when memory runs out" if status in (-9, 137) else f"status {status}"
-        return TargetError(
-            f"the runner ended without a result: {killed}" + (f" ({lines[-1][:300]})" if lines else ""),
-            where=self.url,
-            remedy="Look for free memory and at the machine's log (dmesg), then try again.",
-        )
 
-
-def _as_error(error: dict[str, str], model: str, url: str) -> EdgekitError:
-    kind, text, remedy = error["kind"], error["text"], error["remedy"]
-    if kind == "input":
-        return InputError(
-            text, where=model, remedy=remedy or "Compare the data's preprocessing with the model's inputs."
-        )
-    if kind in ("missing", "memory"):
-        return TargetError(text, where=url, remedy=remedy or "Free memory on the machine, or use a smaller model.")
-    remedy = remedy or "The machine's runtime may be older than the model's opset: update it, or choose its profile."
-    return UnsupportedError(text, where=f"{model} on {url}", remedy=remedy)
+def _job_folder() -> str:
+    return f"job-{secrets.token_hex(6)}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from edgekit.budget import Figure
+from edgekit.events import Finding
 
 PERCENTILES = ("p50", "p90", "p95", "p99")
 TAIL_RUNS = 300
@@ -37,6 +38,48 @@ def latency_figures(summary: dict[str, Any], on: str, notes: Sequence[str]) -> t
     )
 
 
+def settled_latency(details: dict[str, Any], sustained: float, where: str) -> tuple[dict[str, Any], Finding | None]:
+    """Return the latency that counts, and what is worth knowing of it.
+
+    Args:
+        details: what the runner told of a measurement.
+        sustained: seconds of load that were asked for; with them, the last window of it counts.
+        where: what people call the machine.
+    """
+    if not sustained:
+        return details["latency"], None
+    told = details.get("sustained")
+    if told is None:
+        return {"refused": f"{details['engine'].get('runtime')} cannot be kept at work for a time"}, None
+    medians = [window["p50"]["value"] for window in told["windows"]]
+    text = (
+        f"under load for {sustained:.0f} s p50 was {medians[0]:.3g} ms in the first of {len(medians)} windows and "
+        f"{medians[-1]:.3g} ms in the last: {told['throttled'] or 'it does not throttle'}"
+    )
+    if told["throttled"]:
+        remedy = "Cool it better, or choose a lower power mode."
+        return told["last"], Finding(severity="warning", node=where, rule="target-throttles", text=text, remedy=remedy)
+    return told["last"], Finding(severity="note", node=where, rule="target-sustained", text=text)
+
+
+def energy_figure(energy: dict[str, Any], on: str, notes: Sequence[str]) -> Figure:
+    """Return the energy of an inference: all that the module takes, from `device/power.py`; or why there is none."""
+    if "reason" in energy:
+        note = "; ".join([*notes, energy["reason"]])
+        return Figure(name="energy", value=None, unit="mJ", provenance="measured", on=on, note=note)
+    return Figure(
+        name="energy",
+        value=energy["mj"],
+        unit="mJ",
+        provenance="measured",
+        on=on,
+        low=energy["low"],
+        high=energy["high"],
+        n=energy["runs"],
+        note="; ".join(notes),
+    )
+
+
 def memory_figure(memory: dict[str, Any] | None, on: str, notes: Sequence[str]) -> Figure:
     """Return the peak memory of the process that ran the model, interpreter and runtime included."""
     peak = memory["peak"] if memory else None
@@ -47,6 +90,16 @@ def memory_figure(memory: dict[str, Any] | None, on: str, notes: Sequence[str]) 
         told.append("the accelerator's own memory is not counted")
     value = None if peak is None else float(peak)
     return Figure(name="memory", value=value, unit="B", provenance="measured", on=on, n=1, note="; ".join(told))
+
+
+def unproven_figures(on: str) -> tuple[Figure, ...]:
+    """Return latency and memory of an emulator: no values, and why."""
+    note = f"{on} emulates another processor: its time and memory say nothing about a device"
+    units = {**{f"latency-{name}": "ms" for name in PERCENTILES}, "memory": "B"}
+    return tuple(
+        Figure(name=name, value=None, unit=unit, provenance="simulated", on=on, note=note)
+        for name, unit in units.items()
+    )
 
 
 def _latency(name: str, percentile: dict[str, Any], on: str, note: str, runs: int) -> Figure:

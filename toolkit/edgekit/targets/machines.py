@@ -14,8 +14,14 @@ _ARCHES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def name_of(probe: Probe) -> str:
-    """Return what people call the machine: its board, else its processor, else its architecture."""
-    return str(probe.get("board") or probe.get("cpu", {}).get("model") or probe.get("machine") or "unknown machine")
+    """Return what people call the machine: its emulator, board, processor, or architecture."""
+    return str(
+        probe.get("emulator")
+        or probe.get("board")
+        or probe.get("cpu", {}).get("model")
+        or probe.get("machine")
+        or "unknown machine"
+    )
 
 
 def engine_of(facts: dict[str, Any]) -> str:
@@ -32,6 +38,7 @@ def fingerprint_of(probe: Probe) -> dict[str, str]:
     cpu, jetson, runtimes = (probe.get(key, {}) for key in ("cpu", "jetson", "runtimes"))
     found = {
         "machine": _arch(probe),
+        "emulator": probe.get("emulator"),
         "os": probe.get("os"),
         "board": probe.get("board"),
         "modules": " ".join(probe.get("modules", ())),
@@ -52,7 +59,9 @@ def fingerprint_of(probe: Probe) -> dict[str, str]:
 
 
 def is_of_kind(probe: Probe, profile: Profile) -> bool:
-    """Say whether a machine is what a profile describes: by its modules, else by its architecture."""
+    """Say whether a machine is what a profile describes: by its modules, else by its architecture; emulated: never."""
+    if probe.get("emulator"):
+        return False
     if profile.modules:
         told = [*probe.get("modules", ()), str(probe.get("board", "")), str(probe.get("gpu", {}).get("name", ""))]
         return any(module.lower() in one.lower() for module in profile.modules for one in told)
@@ -69,6 +78,10 @@ def other_power_mode(probe: Probe, profile: Profile) -> str:
 def compare(probe: Probe, profile: Profile, where: str) -> list[Finding]:
     """Return what sets a machine apart from a profile."""
     name, found = name_of(probe), []
+    if probe.get("emulator"):
+        text = f"{name} is no {profile.title}: it computes as its processor does, but its time and memory say nothing"
+        remedy = "Measure latency on a device of the profile's kind."
+        return [Finding(severity="warning", node=where, rule="target-emulated", text=text, remedy=remedy)]
     if not is_of_kind(probe, profile):
         text = f"{name} ({_arch(probe)}) is no {profile.title}: its latency and memory are its own"
         remedy = "Measure on a device of the profile's kind, or choose the profile of this one."
@@ -79,9 +92,20 @@ def compare(probe: Probe, profile: Profile, where: str) -> list[Finding]:
         remedy = "Choose a profile without them: models may run slower or differ."
         found.append(Finding(severity="warning", node=where, rule="target-cpu-features", text=text, remedy=remedy))
     if mode := other_power_mode(probe, profile):
-        text, remedy = f"{name} runs in {mode}", "Set it with nvpmodel, or choose the profile of that mode."
+        text, remedy = f"{name} runs in {mode}", power_mode_remedy(probe, profile)
         found.append(Finding(severity="warning", node=where, rule="target-power-mode", text=text, remedy=remedy))
     return found
+
+
+def power_mode_remedy(probe: Probe, profile: Profile) -> str:
+    """Say how the profile's power mode is set: its number differs from module to module, so it is looked up there."""
+    wanted = profile.settings.get(profile.runtime, {}).get("power_mode")
+    modes = probe.get("jetson", {}).get("power_modes", {})
+    if wanted in modes:
+        return f"Set it there: sudo nvpmodel -m {modes[wanted]} && sudo jetson_clocks"
+    if modes:
+        return f"This board has no mode {wanted}, only {', '.join(modes)}: choose the profile of one of them."
+    return "Set it with nvpmodel, or choose the profile of that mode."
 
 
 def _arch(probe: Probe) -> str:

@@ -19,6 +19,12 @@ tries=0
 until mkdir -- "$lock" 2>/dev/null; do
     pid=$(cat "$lock/pid" 2>/dev/null)
     if [ -n "$pid" ] && [ "$(cat "$lock/boot" 2>/dev/null)" = "$boot" ] && kill -0 "$pid" 2>/dev/null; then
+        if [ "$(cat "$lock/owner" 2>/dev/null)" = "$2" ] && [ "$tries" -le 3 ]; then
+            kill "$pid" 2>/dev/null
+            tries=$((tries + 1))
+            sleep 1
+            continue
+        fi
         echo "edgekit: held $(cat "$lock/owner" 2>/dev/null) (process $pid there)"
         exit 1
     fi
@@ -49,7 +55,7 @@ while read -r line; do :; done
 
 The lock is a folder with the holder's process id: a lock whose process is gone (killed, or before a reboot) is
 stale. It is moved away, and kept away only if it is still the one that was looked at. What was unused for two weeks
-goes.
+goes. A lock of the same owner is left from a link that went silent: its holder is ended.
 """
 
 PYTHONS = """

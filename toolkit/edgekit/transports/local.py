@@ -36,6 +36,7 @@ class LocalTransport:
             raise UsageError(f"'{url}' names a machine", remedy="Write `local`, or `ssh://user@host` for another one.")
         self.url = "local"
         self.title = "local"
+        self.far = False
         self.python = sys.executable
         self._folder: Path | None = None
 

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgekit.artifact import digest, sha256_file
-from edgekit.errors import TargetError, UsageError
+from edgekit.errors import LinkError, TargetError, UsageError
 from edgekit.transport import Completed
 from edgekit.transports import far_side
 from edgekit.transports.local import check_name, sweep
@@ -103,10 +104,15 @@ class SshTransport:
         self.address = parse_url(url)
         self.url = url.rstrip("/")
         self.title = f"ssh {self.address.host}"
+        self.far = True
         self.python = ""
         self.folder = ""
         self._control: Path | None = None
         self._holder: subprocess.Popen[bytes] | None = None
+        started = time.strftime("%Y-%m-%d %H:%M:%S")
+        self._owner = (
+            f"{getpass.getuser()}@{platform.node()} pid {os.getpid()} since {started} ({secrets.token_hex(4)})"
+        )
 
     def open(self) -> None:
         """Connect, take the machine's lock, find its Python."""
@@ -249,10 +255,9 @@ class SshTransport:
 
     def _take_lock(self) -> None:
         """Start the process over there that holds the lock while this connection lives."""
-        owner = f"{getpass.getuser()}@{platform.node()} pid {os.getpid()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
         identity = digest([getpass.getuser(), platform.node()])[:12]
         self._holder = subprocess.Popen(
-            self.remote_argv([far_side.HOLD, identity, owner]),
+            self.remote_argv([far_side.HOLD, identity, self._owner]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -292,11 +297,11 @@ class SshTransport:
             raise TargetError(f"{best['path']} has no numpy", where=self.url, remedy=remedy)
         return str(best["path"])
 
-    def _broken(self, text: str) -> TargetError:
+    def _broken(self, text: str) -> LinkError:
         words = shlex.join([*self.address.options(), self.address.host])
         remedy = next(remedy for pattern, remedy in _REMEDIES if re.search(pattern, text, re.IGNORECASE))
         remedy = remedy.format(login=f"ssh {words}", words=words)
-        return TargetError(f"the machine cannot be reached: {text}", where=self.url, remedy=remedy)
+        return LinkError(f"the machine cannot be reached: {text}", where=self.url, remedy=remedy)
 
 
 def _answers(stdout: str) -> list[str]:

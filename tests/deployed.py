@@ -1,4 +1,4 @@
-"""Small networks of the architectures that people deploy, seeded at realistic ranges: He-scaled weights, unit inputs."""
+"""Small networks of the architectures that people deploy, seeded at realistic ranges of weights and inputs."""
 
 from __future__ import annotations
 

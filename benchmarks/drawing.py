@@ -1,7 +1,7 @@
-"""A pencil for ONNX graphs: layers by their shapes, weights that are shapes only.
+"""A pencil for ONNX graphs: layers by their shapes; weights are seeded noise, or shapes only.
 
-Every weight reads the same zeros of one sparse file beside the model: what a network costs follows from shapes, and
-a BERT-large would be 1.3 GB of random numbers that nothing looks at. The graphs are for counting, not for running.
+Without a seed every weight reads the same zeros of one sparse file beside the model: what a network costs follows from
+shapes, and a BERT-large would be 1.3 GB of random numbers that nothing looks at.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ OPSET = 17
 class Pencil:
     """Draws one graph; a tensor is its name, its shape stands in `shapes`."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int | None = None) -> None:
+        self.rng = None if seed is None else np.random.default_rng(seed)
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
         self.inputs: list[onnx.ValueInfoProto] = []
@@ -43,10 +44,13 @@ class Pencil:
         return name
 
     def weight(self, *shape: int) -> str:
-        """Declare a weight that reads the file of zeros."""
+        """Declare a weight: scaled noise, or what reads the file of zeros."""
         if self.again is not None:
             self.again += 1
             return str(self.weights[self.again - 1].name)
+        if self.rng is not None:
+            scale = math.sqrt(2 / max(math.prod(shape[1:]) if len(shape) > 2 else shape[0], 1))
+            return self.constant(self.rng.standard_normal(shape, np.float32) * np.float32(scale), np.float32)
         tensor = TensorProto(name=f"w{len(self.weights)}", data_type=TensorProto.FLOAT, dims=shape)
         tensor.data_location = TensorProto.EXTERNAL
         size = 4 * math.prod(shape)
@@ -67,7 +71,7 @@ class Pencil:
         return name
 
     def conv(self, x: str, width: int, kernel: int = 1, stride: int = 1, *, groups: int = 1, act: str = "") -> str:
-        """Draw a convolution with its bias (a batch norm folded) and activation: `silu`, `relu` or none."""
+        """Draw a convolution with its bias (a batch norm folded) and activation: `silu`, `relu`, `relu6` or none."""
         batch, channels, height, across = self.shapes[x]
         pad = kernel // 2
         size = [(side + 2 * pad - kernel) // stride + 1 for side in (height, across)]
@@ -81,6 +85,8 @@ class Pencil:
         )
         if act == "silu":
             return self.same("Mul", made, self.same("Sigmoid", made))
+        if act == "relu6":
+            return self.same("Clip", made, self.constant(0, np.float32), self.constant(6, np.float32))
         return self.same("Relu", made) if act == "relu" else made
 
     def same(self, op: str, *inputs: str, **attributes: object) -> str:

@@ -1,0 +1,118 @@
+"""Predicted latencies on Snapdragons: Qualcomm's estimate, the chain from IQ-9075, and what neither can say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import kinds
+from contract import onnx_artifact
+from edgekit.exporter import load_exporter
+from edgekit.profile import load_profile
+from edgekit_exporters.qnn import latency
+from edgekit_exporters.qnn.context import Context
+from edgekit_exporters.qnn.told import Estimate, Refused
+
+needs_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("onnxruntime_qnn") is None, reason="needs the extra qnn (onnxruntime-qnn, x86-64 Linux)"
+)
+EXPORTER = load_exporter("qnn")
+ROOT = Path(__file__).parents[2]
+
+
+class Told:
+    """Stands in for the desk: a compiler that estimates what it is told."""
+
+    def __init__(self, us, *, refused=(), missing=0):
+        estimate = Estimate(us=us, low=us, high=us, read=1000, written=200, spilled=30, missing=missing)
+        self.context_of = lambda soc: Context(
+            folder=Path(), soc_model=soc or 77, compatibility="", refused=refused, estimate=estimate, graphs=1
+        )
+        self.asked = []
+
+    def context(self, artifact, folder, profile, *, soc=None, fallback=False):
+        self.asked.append(soc)
+        return self.context_of(soc)
+
+
+def predicted(us, profile, tmp_path, *, precision="", **told):
+    artifact = onnx_artifact(kinds.residual_cnn()[0], tmp_path / "in")
+    if precision:
+        artifact = msgspec.structs.replace(artifact, facts=artifact.facts | {"coverage": {"precision": precision}})
+    desk = Told(us, **told)
+    figures = latency.predict(desk, artifact, tmp_path / "in", load_profile(profile), compiles=True).figures
+    return {figure.name: figure for figure in figures}, desk
+
+
+def test_an_estimate_of_the_soc_itself_is_straightened(tmp_path):
+    found, desk = predicted(1000, "iq-9075", tmp_path)
+    assert found["latency-p50"].value == pytest.approx(0.909 + 0.295)
+    assert found["latency-p50"].low < found["latency-p50"].value < found["latency-p50"].high
+    assert "Qualcomm" in found["latency-p50"].on
+    assert (found["ddr-traffic"].value, found["vtcm-spill"].value) == (1200, 30)
+    assert desk.asked == [None], "it is compiled for the device itself"
+
+
+def test_a_phone_is_reached_by_way_of_iq_9075(tmp_path):
+    found, desk = predicted(2000, "snapdragon-8-gen3", tmp_path, precision="w8a16")
+    law = json.loads(latency.CHAINS.read_text())["chains"]["57"]["precisions"]["w8a16"]
+    assert found["latency-p50"].value == pytest.approx(law["a"] * (0.909 * 2 + 0.295) ** law["b"])
+    assert desk.asked == [77]
+    assert "Samsung Galaxy S24" in found["latency-p50"].on
+    assert found["latency-p50"].note == ""
+
+
+def test_a_latency_far_from_all_that_were_published_decides_nothing(tmp_path):
+    found, _ = predicted(9e6, "snapdragon-8-gen3", tmp_path)
+    assert "outside of what the model was fitted on" in found["latency-p50"].note
+
+
+def test_what_the_estimate_leaves_out_is_said(tmp_path):
+    refused = (Refused(node="erf", op="Erf", reason="none"),)
+    found, _ = predicted(2000, "snapdragon-8-gen3", tmp_path, refused=refused, missing=3)
+    assert found["latency-p50"].note == "1 nodes on the CPU are not in it; 3 operators have no cost in it"
+
+
+def test_float_graphs_have_no_latency_on_a_chip_without_floats(tmp_path):
+    found, _ = predicted(2000, "qcs6490", tmp_path)
+    assert found["latency-p50"].value is None
+    assert "nothing was published of float" in found["latency-p50"].note
+
+
+def test_without_the_compiler_it_is_the_roofline(tmp_path):
+    artifact = onnx_artifact(kinds.residual_cnn()[0], tmp_path / "in")
+    for name, compiles in (("snapdragon-8-gen3", False), ("snapdragon-888", True)):
+        found = latency.predict(Told(1), artifact, tmp_path / "in", load_profile(name), compiles=compiles)
+        (figure,) = [figure for figure in found.figures if figure.name == "latency-p50"]
+        assert figure.on.startswith("roofline")
+
+
+@needs_compiler
+def test_the_real_compiler_tells_a_latency_for_each_profile(tmp_path):
+    artifact = onnx_artifact(kinds.residual_cnn()[0], tmp_path / "in")
+    values = {}
+    for name in ("snapdragon-8-gen1", "snapdragon-8-gen3", "snapdragon-8-elite", "iq-9075", "sa8775p"):
+        found = {f.name: f for f in EXPORTER.estimate(artifact, tmp_path / "in", load_profile(name))}
+        values[name] = found["latency-p50"].value
+        assert found["ddr-traffic"].value > 0
+    assert values["snapdragon-8-gen1"] > values["snapdragon-8-gen3"] > values["snapdragon-8-elite"]
+
+
+def test_the_coefficients_are_what_the_script_fits(tmp_path, monkeypatch):
+    before = latency.CHAINS.read_text()
+    copy = tmp_path / "benchmarks"
+    (copy / "aihub").mkdir(parents=True)
+    (tmp_path / "exporters/edgekit_exporters/qnn").mkdir(parents=True)
+    for name in ("snapdragon.py", "aihub/perf.csv"):
+        (copy / name).write_bytes((ROOT / "benchmarks" / name).read_bytes())
+    done = subprocess.run(
+        [sys.executable, str(copy / "snapdragon.py"), "--write"], capture_output=True, check=True, text=True
+    )
+    assert (tmp_path / "exporters/edgekit_exporters/qnn/chains.json").read_text() == before
+    assert "Samsung Galaxy S24" in done.stdout
