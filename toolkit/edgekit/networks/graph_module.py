@@ -28,6 +28,7 @@ else:
 
 _SMALLEST_RATIO = 1e-3
 _BIAS_LIMIT = 2.0**31 - 1
+_MADE_ON_CPU = frozenset({"Constant", "ConstantOfShape", "Range", "Shape", "Size"})
 _REMEDY = "Leave the stage quantize-aware-train out, or export the model with plainer operators."
 
 
@@ -74,8 +75,11 @@ class GraphModule(Module):
     def forward(self, feed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run the graph."""
         known: dict[str, Any] = {"": None, **feed, **self._values()}
+        device = next(iter(feed.values())).device
         for node in self.layout.nodes:
             made = self._run(node, [known[name] for name in node.inputs])
+            if node.op in _MADE_ON_CPU:
+                made = made.to(device)
             known.update(zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=False))
         return {name: known[name] for name in self.layout.outputs}
 
