@@ -21,7 +21,7 @@ if __package__:
 else:
     import engine_key  # type: ignore[import-not-found,no-redef]
 
-NO_MEMORY = re.compile("out of ?memory|memoryallocation|insufficient memory|failed to allocate", re.IGNORECASE)
+NO_MEMORY = re.compile("out ?of ?memory|memoryallocation|insufficient memory|failed to allocate", re.IGNORECASE)
 Words = List[str]
 Buffers = Dict[str, Tuple[int, int]]
 """Tensor -> (address on the GPU, bytes)."""
