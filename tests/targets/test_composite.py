@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnx_models
+from edgekit.budget import Budget, judge
 from edgekit.errors import InputError, TargetError, UnsupportedError, UsageError
 from edgekit.jobs import encode_feeds
 from edgekit.manifest import Tolerance
@@ -211,7 +212,7 @@ def test_a_calm_measurement_decides(local, bundle):
     assert [figure.note for figure in measured(local, bundle)] == [""] * 5
 
 
-def test_a_fallback_on_a_device_of_the_kind_decides_nothing_and_is_told(bundle):
+def test_a_fallback_on_a_device_of_the_kind_misses_every_latency_budget_and_is_told(bundle):
     asking = Bundle(
         folder=bundle.folder, facts={**FACTS, "providers": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
     )
@@ -219,6 +220,10 @@ def test_a_fallback_on_a_device_of_the_kind_decides_nothing_and_is_told(bundle):
         figures = measured(target, asking)
     for figure in figures:
         assert "ran instead of CUDAExecutionProvider: CUDAExecutionProvider is not in this onnxruntime" in figure.note
+    check = judge(Budget(latency_ms={"p95": 1e6}), figures).checks[0]
+    assert (check.name, check.status) == ("latency-p95", "fail")
+    assert "ran instead of CUDAExecutionProvider" in check.reason
+    assert judge(Budget(max_memory=10**12), figures).checks[0].status == "unproven", "accuracy and size do not suffer"
     (finding,) = target.findings
     assert finding.rule == "target-fallback"
     assert "asked was CUDAExecutionProvider CPUExecutionProvider" in finding.text

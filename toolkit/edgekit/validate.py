@@ -103,7 +103,7 @@ def validate(  # noqa: PLR0913 - one keyword per option of the command line
         extracted = extract_package(Path(model), Path(scratch) / "package")
         device = _told(extracted, extracted.package.manifest.profile.values, Profile)
         with open_target(target, device) as machine:
-            load = {"threads": threads, "sustained": seconds}
+            load = {"threads": threads, **({"sustained": seconds} if seconds else {})}
             return _package(extracted, machine, asked, (data, metric), load, strict=strict, listen=listen)
 
 

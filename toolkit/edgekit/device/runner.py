@@ -175,7 +175,7 @@ def gpu_key() -> str:
     """Return what an engine is not portable across: GPU, board, board support, CUDA; not the power mode."""
     found = {"gpu": machine.gpu(machine.run_tool), "modules": machine.modules("/")}
     board = machine.jetson("/", machine.run_tool)
-    found["jetson"] = {name: value for name, value in board.items() if name != "power_mode"}
+    found["jetson"] = {name: value for name, value in board.items() if not name.startswith("power_mode")}
     return json.dumps(found, sort_keys=True)
 
 
