@@ -294,6 +294,28 @@ def test_an_operator_that_cannot_be_trained_through_is_named(tmp_path):
     assert caught.value.where == "odd"
 
 
+@pytest.mark.parametrize("mixing", [False, True])
+def test_a_graph_of_a_fixed_batch_runs_row_by_row(tmp_path, mixing):
+    """A Reshape to [1, ...] mixes rows that come together: then they run one by one; else all at once."""
+    inputs = quantized("cnn", tmp_path)
+    model = onnx.load(inputs.folder / MAIN)
+    for value in [*model.graph.input, *model.graph.output]:
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    if mixing:
+        model.graph.node[-1].output[0] = "plain"
+        model.graph.initializer.append(numpy_helper.from_array(np.array([1, -1]), "one_row"))
+        model.graph.node.append(helper.make_node("Reshape", ["plain", "one_row"], ["flat"], name="flat"))
+        model.graph.node.append(helper.make_node("Softmax", ["flat"], ["logits"], name="soft", axis=-1))
+    onnx.save(model, tmp_path / "fixed.onnx")
+    module, session = graph_module(tmp_path / "fixed.onnx"), opened(model, fused=False)
+    rows = feeds("cnn", count=5)
+    with torch.no_grad():
+        found = module({"x": torch.from_numpy(np.concatenate([row["x"] for row in rows]))})["logits"]
+    wanted = np.concatenate([session.run(["logits"], row)[0] for row in rows])
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-4)
+    assert module._together is not mixing
+
+
 @pytest.mark.parametrize("options", [{"alpha": 1.5}, {"temperature": 0}, {"pull": -1}, {"rate": -1.0}, {"batch": 0}])
 def test_options_that_make_no_sense_are_refused(options):
     with pytest.raises(UsageError):

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 else:
     Module = object  # `graph_module` adds the base: this file must not import torch when it is imported
 
+Tensors = dict[str, "torch.Tensor"]
+
 _SMALLEST_RATIO = 1e-3
 _BIAS_LIMIT = 2.0**31 - 1
 _MADE_ON_CPU = frozenset({"Constant", "ConstantOfShape", "Range", "Shape", "Size"})
@@ -68,13 +70,48 @@ class GraphModule(Module):
         self.float_names = layout.float_weights()
         self.floats = torch.nn.ParameterList([_floats(layout.arrays[name]) for name in self.float_names])
         names = [w.name for w in self.weights] + [b.name for b in self.biases] + self.float_names
+        self._together: bool | None = None
         self.constants = [name for name in layout.arrays if name not in set(names)]
         for number, name in enumerate(self.constants):
             self.register_buffer(f"constant_{number}", torch.from_numpy(layout.carried(name)), persistent=False)
 
     def forward(self, feed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Run the graph."""
-        known: dict[str, Any] = {"": None, **feed, **self._values()}
+        """Run the graph; one whose batch is fixed runs piece by piece, unless all at once gives the same."""
+        values = self._values()
+        count, rows = len(next(iter(feed.values()))), self.layout.rows
+        if not rows or count == rows:
+            return self._run_all(feed, values)
+        if self._together is None:
+            self._together = self._is_free(feed, values)
+        return self._run_all(feed, values) if self._together else self._in_pieces(feed, values)
+
+    def _is_free(self, feed: Tensors, values: Tensors) -> bool:
+        """Say whether the graph computes row by row although its batch is fixed (a Reshape may mix the rows)."""
+        import torch
+
+        with torch.no_grad():
+            pieces = self._in_pieces(feed, values)
+            try:
+                whole = self._run_all(feed, values)
+            except (RuntimeError, ValueError, IndexError):
+                return False
+        return all(
+            whole[name].shape == value.shape and torch.allclose(whole[name], value, rtol=1e-3, atol=1e-5)
+            for name, value in pieces.items()
+        )
+
+    def _in_pieces(self, feed: Tensors, values: Tensors) -> Tensors:
+        import torch
+
+        starts = range(0, len(next(iter(feed.values()))), self.layout.rows)
+        parts = [
+            self._run_all({name: value[start : start + self.layout.rows] for name, value in feed.items()}, values)
+            for start in starts
+        ]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _run_all(self, feed: Tensors, values: Tensors) -> Tensors:
+        known: dict[str, Any] = {"": None, **feed, **values}
         device = next(iter(feed.values())).device
         for node in self.layout.nodes:
             made = self._run(node, [known[name] for name in node.inputs])
