@@ -35,7 +35,8 @@ WIDE = dataclasses.replace(
 ORT = dataclasses.replace(
     ORT_CPU, ops=("Conv", "MatMul", "Gemm"), float_outputs=("MatMul", "Gemm"), integer_gather=True, int4="matmulnbits"
 )
-DIALECTS = {"ort": ORT, "tensorrt": SYMMETRIC, "per-tensor": PER_TENSOR, "qnn": WIDE}
+BLOCKS = dataclasses.replace(ORT, block_kernels=("MatMul", "Gemm"))
+DIALECTS = {"ort": ORT, "ort-blocks": BLOCKS, "tensorrt": SYMMETRIC, "per-tensor": PER_TENSOR, "qnn": WIDE}
 
 
 def cnn(seed=0):
@@ -153,6 +154,7 @@ CASES = [
     ("cnn", "per-tensor", None),
     ("cnn", "qnn", None),
     ("transformer", "ort", QuantizeInt8(mode="dynamic", floor=-99)),
+    ("transformer", "ort-blocks", QuantizeInt8(mode="weights", floor=-99)),
     ("transformer", "tensorrt", None),
     ("transformer", "per-tensor", QuantizeInt8(mode="static", floor=-99)),
     ("transformer", "ort", QuantizeInt4(method="rtn")),
@@ -169,13 +171,14 @@ def test_the_module_computes_what_the_runtime_computes(kind, dialect, stage, sca
     """Tensors between the layers within one step of their grids; outputs at 40 dB or more; equal decisions."""
     inputs = quantized(kind, tmp_path, dialect=dialect, stage=stage)
     bits = 7 if DIALECTS[dialect].reduce_range else 8
-    module = graph_module(inputs.folder / MAIN, learn_scales=scales, bits=bits)
+    kernels = DIALECTS[dialect].block_kernels
+    module = graph_module(inputs.folder / MAIN, learn_scales=scales, bits=bits, block_kernels=kernels)
     assert module.weights
     disturb(module)
     model = onnx.load(inputs.folder / MAIN)
     write_learned(model, module.learned())
     onnx.checker.check_model(model)
-    compare(module, model, feeds(kind, count=100, seed=5), fused=dialect == "ort")
+    compare(module, model, feeds(kind, count=100, seed=5), fused=dialect.startswith("ort"))
     for weight in module.weights:
         values = next(numpy_helper.to_array(t) for t in model.graph.initializer if t.name == weight.name)
         if values.dtype == np.int8:

@@ -132,6 +132,17 @@ class Layout:
                 return found
         return None
 
+    def fuses(self, node: Node) -> bool:
+        """Say whether a product on stored weights is one that onnxruntime computes in integers, block by block.
+
+        It does so where only this product dequantizes the weight, by channel, and its activation comes as floats.
+        """
+        weight, data = (self._makers.get(name) for name in (node.inputs[1], node.inputs[0]))
+        if weight is None or weight.op != "DequantizeLinear" or (data is not None and data.op == "DequantizeLinear"):
+            return False
+        stored = self.arrays.get(weight.inputs[1])
+        return stored is not None and stored.size > 1 and len(self._readers.get(node.inputs[1], [])) == 1
+
     def scales(self) -> list[str]:
         """Return the scales that may be learned: read by Q/DQ nodes only; those of biases follow from them."""
         following = {bias.scale for bias in self.biases if bias.activation}
