@@ -11,10 +11,10 @@ import kinds
 from contract import onnx_artifact
 from edgekit.artifact import Artifact
 from edgekit.build import build
-from edgekit.errors import NeedsDataError, UnsupportedError, UsageError
+from edgekit.errors import InputError, NeedsDataError, UnsupportedError, UsageError
 from edgekit.events import Finding
 from edgekit.inspect import inspect, inspect_model
-from edgekit.predict import predict
+from edgekit.predict import predict, tables, to_dict
 from graph_models import floats, model, node, value
 
 
@@ -98,6 +98,46 @@ def test_a_prediction_comes_from_the_roofline_of_the_profile(tmp_path):
     assert figure.on.startswith("roofline of jetson")
     assert figure.low < figure.value < figure.high
     assert memory.name == "memory"
+
+
+def test_a_prediction_is_told_in_tables_and_as_json(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(two_layers().SerializeToString())
+    found = predict(str(path), profile="jetson", store=tmp_path / "store")
+    figures, facts, kernels = tables(found)
+    assert [row[0] for row in figures[2]] == ["latency-p50", "memory"]
+    told = dict(facts[2])
+    assert told["protocol"] == "CUDA graph"
+    assert "leave-one-model-out" in told["interval"]
+    assert "is unlike the models of the fit" in told["interval"], "nearly all of it is launches"
+    assert told["multiply-accumulates"] == "32"
+    assert told["parameters"].startswith("32 in ")
+    assert told["shapes"] == "x 1x8"
+    assert "live at m" in told["activations"]
+    assert kernels[2][0][:3] == ("m", "MatMul+Relu", "matmul fp32")
+    assert kernels[2][0][-1] == "launch"
+    values = json.loads(json.dumps(to_dict(found)))
+    assert values["kernels"][0]["ops"] == ["MatMul", "Relu"]
+    assert values["macs"] == 32
+    assert values["figures"][0]["high"] == found.figures[0].high
+
+
+def test_a_node_without_a_static_shape_is_refused_by_name(tmp_path):
+    vague = model(
+        [
+            node("NonZero", ["x"], ["at"], name="nz"),
+            node("Cast", ["at"], ["f"], to=1),
+            node("MatMul", ["w", "f"], ["y"], name="mm"),
+        ],
+        [value("x", [4])],
+        [value("y", None)],
+        {"w": floats(2, 1)},
+    )
+    path = tmp_path / "model.onnx"
+    path.write_bytes(vague.SerializeToString())
+    with pytest.raises(InputError, match="has no static shape") as error:
+        predict(str(path), profile="jetson", store=tmp_path / "store")
+    assert "node 'mm'" in error.value.where
 
 
 def test_the_protocol_of_a_prediction(tmp_path):

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edgekit.graphs.roofline import Constants, seconds_of, shares_of
+from edgekit.graphs.roofline import Constants, Protocol, seconds_of, shares_of
 from edgekit.graphs.work import DTYPES, KINDS, Work, pack
 from edgekit.numerics.fitting import fit_constants, leave_out, spread_factor
 from edgekit.profile import load_profile
@@ -59,7 +59,7 @@ class Point:
     model: str
     profile: str
     precision: str
-    protocol: str
+    protocol: Protocol
     ms: float
     work: Work
     counts: Vector
@@ -138,10 +138,15 @@ class Fit:
             depthwise=known["depthwise"],
             grouped=known["grouped"],
             bandwidth=device.bandwidth * known["bandwidth"],
-            launch=1e-6 * (known["launch_us"] if point.protocol == "graph" else known["launch_plain_us"]),
+            launch=self.launch(point, values),
             small_tile=known["small_tile"],
         )
         return seconds_of(point.work, here) * point.counts
+
+    def launch(self, point: Point, values: Vector) -> float:
+        """Return the seconds of one launch."""
+        known = dict(zip(START, values, strict=True))
+        return 1e-6 * float(known["launch_us"] if point.protocol == "graph" else known["launch_plain_us"])
 
     def predict(self, values: Vector, chosen: Sequence[int] | None = None) -> Vector:
         """Return milliseconds of the chosen points, or of all."""
@@ -176,11 +181,13 @@ def nested_spreads(fit: Fit, models: Sequence[str]) -> Vector:
 
 
 def largest_shares(fit: Fit, values: Vector) -> dict[str, float]:
-    """Return for each kind of kernel the largest share of the time that it has in a point."""
-    largest = dict.fromkeys(KINDS, 0.0)
+    """Return for each kind of kernel, and for launches, the largest share of the time that it has in a point."""
+    largest: dict[str, float] = {}
     for point in fit.points:
-        for kind, share in shares_of(point.work, fit.seconds(point, values)).items():
-            largest[kind] = max(largest[kind], share)
+        launches = point.counts * fit.launch(point, values)
+        busy = fit.seconds(point, values) - launches
+        for kind, share in shares_of(point.work, busy, float(launches.sum()), point.protocol).items():
+            largest[kind] = max(largest.get(kind, 0.0), share)
     return {kind: share for kind, share in largest.items() if share}
 
 

@@ -89,8 +89,8 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         small_tile: tiles of less than 128 x 128 reach (area / 128 x 128) to this power of a share; needs `units`.
         spread: the factor of the 90 % interval: latency / spread .. latency x spread.
         spread_unlike: the same for time spent in kinds of kernels that the constants were not fitted on.
-        fitted_on: kind of kernel -> the largest share of the time it has in a model of the fit; kinds that are not
-            named count as unknown to it, an empty table says that nothing was fitted.
+        fitted_on: kind of kernel, `launch_graph` or `launch_plain` -> the largest share of the time it has in a model
+            of the fit; what is not named counts as unknown to it.
     """
 
     fp32: Sourced

@@ -90,7 +90,8 @@ def forecast(
     groups = fuse(cost, rules)
     work, constants = work_of(groups), constants_of(profile, protocol)
     seconds = seconds_of(work, constants)
-    spread, outside = spread_of(profile, work, seconds)
+    shares = shares_of(work, seconds - constants.launch, len(work) * constants.launch, protocol)
+    spread, outside = spread_of(profile, shares)
     plan = plan_memory(cost, rules)
     total = float(seconds.sum()) * _MS
     started = _started(profile, protocol)
@@ -129,16 +130,19 @@ def forecast(
     )
 
 
-def spread_of(profile: Profile, work: Work, seconds: Numbers) -> tuple[float, float]:
+def spread_of(profile: Profile, shares: dict[str, float]) -> tuple[float, float]:
     """Return the factor of the 90 % interval, and the share of the time that the constants were not fitted on.
 
     The logarithm of the factor is the mean of those of `spread` and `spread_unlike`, weighed by that share: how much
-    more of the time than in any model of the fit is spent in each kind of kernel.
+    more of the time than in any model of the fit is spent in each kind of kernel, and in launches.
+
+    Args:
+        profile: the device.
+        shares: what takes which share of the time, as `roofline.shares_of` says it.
     """
     known = profile.roofline
     if known.spread_unlike is None:
         return known.spread.value, 0.0
-    shares = shares_of(work, seconds)
     outside = sum(max(0.0, share - known.fitted_on.get(kind, 0.0)) for kind, share in shares.items())
     inner, outer = math.log(known.spread.value), math.log(max(known.spread_unlike.value, known.spread.value))
     return math.exp(inner * (1 - outside) + outer * outside), outside

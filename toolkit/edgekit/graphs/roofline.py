@@ -138,7 +138,15 @@ def kernel_seconds(group: Group, profile: Profile, protocol: Protocol = "graph")
     return float(seconds_of(work_of([group]), constants_of(profile, protocol))[0])
 
 
-def shares_of(work: Work, seconds: Numbers) -> dict[str, float]:
-    """Return for each of `KINDS` its share of the time."""
-    total = float(seconds.sum()) or 1.0
-    return {kind: float(seconds[work.kind == index].sum()) / total for index, kind in enumerate(KINDS)}
+def shares_of(work: Work, busy: Numbers, launches: float, protocol: Protocol) -> dict[str, float]:
+    """Return what takes which share of the time: each of `KINDS`, and launches, by the name `launch_PROTOCOL`.
+
+    Args:
+        work: the kernels.
+        busy: seconds of each without its launch.
+        launches: seconds of all launches.
+        protocol: how they are started.
+    """
+    total = float(busy.sum()) + launches or 1.0
+    shares = {kind: float(busy[work.kind == index].sum()) / total for index, kind in enumerate(KINDS)}
+    return {**shares, f"launch_{protocol}": launches / total}
