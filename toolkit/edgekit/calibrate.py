@@ -122,8 +122,10 @@ Tables = dict[str, dict[str, float]]
 
 
 def fitted_tables(device: Profile, constants: Constants) -> Tables:
-    """Return what a profile holds for fitted constants: the peaks are rates that are reached, their shares 1."""
-    tera = [peak / 1e12 for peak in constants.peaks]
+    """Return what a profile holds for fitted constants: the peaks are the highest rates that are reached."""
+    top = max(1.0, constants.matmul)
+    tera = [top * peak / 1e12 for peak in constants.peaks]
+    relative = ("matmul", "depthwise", "grouped", "recurrent", "vector")
     launch = constants.launch * 1e6
     plain = device.roofline.launch_plain_us
     return {
@@ -134,8 +136,9 @@ def fitted_tables(device: Profile, constants: Constants) -> Tables:
             **({"int8_tops": tera[2]} if device.compute.int8_tops is not None else {}),
         },
         "roofline": {
-            **dict.fromkeys(("fp32", "fp16", "int8", "bandwidth"), 1.0),
-            **{name: getattr(constants, name) for name in ("depthwise", "grouped", "recurrent", "vector")},
+            "bandwidth": 1.0,
+            **dict.fromkeys(("fp32", "fp16", "int8"), 1 / top),
+            **{name: getattr(constants, name) / top for name in relative},
             **({"cache_gbs": constants.cache_bandwidth / 1e9} if constants.cache_bandwidth else {}),
             "launch_us": launch,
             **({"launch_plain_us": plain.value * launch / device.roofline.launch_us.value} if plain else {}),
