@@ -267,12 +267,84 @@ class Encoder(nn.Module):
         return self.head(self.layer(self.enter(functional.relu(self.front(x))).transpose(1, 2)).mean(1))
 
 
+class Skips(nn.Module):
+    """U-Net: skips joined after transposed convolutions, a sub-pixel head, a gate of one channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = cell(3, 12), cell(12, 20, stride=2)
+        self.up = nn.ConvTranspose2d(20, 10, 2, 2)
+        self.join = cell(22, 16)
+        self.gate = nn.Conv2d(16, 1, 1)
+        self.norm = nn.InstanceNorm2d(16, affine=True)
+        self.wide = nn.Conv2d(16, 24, 1)
+        self.shuffle = nn.PixelShuffle(2)
+        self.fold = nn.PixelUnshuffle(2)
+        self.last = nn.Conv2d(24, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        high = self.one(x)
+        y = self.join(torch.cat([self.up(self.two(high)), high], 1))
+        y = self.norm(y * torch.sigmoid(self.gate(y)))
+        return self.last(self.fold(torch.relu(self.shuffle(self.wide(y)))))
+
+
+class Sequence(nn.Module):
+    """A recurrent layer between convolutions in time: what it reads and gives is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv1d(4, 16, 3, padding=2, dilation=2), nn.Conv1d(16, 8, 1)
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(8, 24), nn.SiLU(), nn.Linear(24, 3))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.two(functional.leaky_relu(self.one(x)))
+        y, _ = self.lstm(y.transpose(1, 2))
+        return {"steps": self.mlp(y), "last": self.mlp(y[:, -1])}
+
+
+class Equations(nn.Module):
+    """Attention by einsum, one key for all heads, weights used as plain tensors and transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Parameter(torch.randn(16, 6, 4) / 4)
+        self.k, self.v = nn.Parameter(torch.randn(16, 4) / 4), nn.Parameter(torch.randn(16, 4) / 4)
+        self.o = nn.Parameter(torch.randn(6, 4, 16) / 4)
+        self.up, self.down = nn.Parameter(torch.randn(32, 16) / 4), nn.Parameter(torch.randn(16, 32) / 4)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = torch.einsum("btd,dhk->bthk", x, self.q)
+        weights = torch.einsum("bthk,bsk->bhts", q, x @ self.k).softmax(-1)
+        y = torch.einsum("bhts,bsk->bthk", weights, x @ self.v)
+        x = x + torch.einsum("bthk,hkd->btd", y, self.o)
+        return self.head(x + torch.relu(x @ self.up.t()) @ self.down.T)
+
+
+class Twins(nn.Module):
+    """One encoder for two inputs, compared and joined; a head for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 12))
+        self.join = nn.Linear(36, 10)
+        self.head = nn.Linear(10, 2)
+
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = self.encode(a), self.encode(b)
+        joined = torch.relu(self.join(torch.cat([a, b, (a - b).abs()], -1)))
+        return self.head(joined), functional.cosine_similarity(a, b)
+
+
 IMAGES = {"x": (2, 3, 8, 8)}
 NETS: dict[str, tuple[Any, dict[str, tuple[int, ...]]]] = {
     "residual": (Residual, IMAGES), "inverted": (Inverted, IMAGES), "dense": (Dense, IMAGES), "cross": (Cross, IMAGES),
     "cross-split": (CrossSplit, IMAGES), "shuffle": (Shuffle, IMAGES), "next": (Next, IMAGES),
     "patches": (Patches, IMAGES), "gated": (Gated, {"ids": (2, 6)}), "shared": (Shared, {"x": (2, 6)}),
-    "encoder": (Encoder, {"x": (2, 4, 10)}),
+    "encoder": (Encoder, {"x": (2, 4, 10)}), "skips": (Skips, IMAGES), "sequence": (Sequence, {"x": (2, 4, 10)}),
+    "equations": (Equations, {"x": (2, 5, 16)}), "twins": (Twins, {"a": (2, 6), "b": (2, 6)}),
 }  # fmt: skip
 
 

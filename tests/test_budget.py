@@ -333,3 +333,15 @@ def test_a_prediction_can_only_speak_for_the_candidate():
 def test_a_size_is_the_same_everywhere_and_nan_is_no_better():
     assert dominated([figure("size", 100, on="host")], [WORSE[0], figure("size", 101)]) is not None
     assert dominated(INPUT, [figure("drop", math.nan), figure("size", 101)]) is not None
+
+
+def test_what_is_disqualified_misses_its_budget_whatever_its_value():
+    slow = Figure(name="latency-p95", value=1, unit="ms", provenance="measured", on="x", low=1, high=1, n=300)
+    other = Figure(name="latency-p95", value=1, unit="ms", provenance="predicted", on="x", low=1, high=1)
+    wrong = msgspec.structs.replace(slow, note="the CPU ran", disqualified="the CPU ran")
+    asked = Budget(latency_ms={"p95": 5})
+    assert judge(asked, [slow]).status == "pass"
+    for figures in ([wrong], [other, wrong], [wrong, other]):
+        (check, *_) = judge(asked, figures).checks
+        assert (check.status, check.reason) == ("fail", "latency-p95: the CPU ran")
+    assert judge(Budget(), [wrong]).status == "pass", "nothing was asked"

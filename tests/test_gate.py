@@ -75,7 +75,7 @@ class Machine:
 
         yield from run_onnx(given.folder / given.facts["model"], fed)
 
-    def measure(self, given, feed, *, runs, threads):
+    def measure(self, given, feed, *, runs, threads, sustained=0):
         self.runs.append(runs)
         if self.refuses and len(self.runs) > 1:
             raise UnsupportedError("float is not for this engine")

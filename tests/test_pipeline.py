@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -326,3 +326,111 @@ def test_a_plan_that_cannot_work_is_refused_before_work(exporter, text, given, e
 
 def test_findings_add_up():
     assert merge({"findings": [1], "a": 1}, {"findings": [2], "a": 2}) == {"findings": [1, 2], "a": 2}
+
+
+# --- stages on models of PyTorch -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Shrink):
+    """Works on networks, with a teacher and samples to train on."""
+
+    name: ClassVar[str] = "train"
+    takes: ClassVar[frozenset[str]] = frozenset({"torch"})
+    makes: ClassVar[str] = "torch"
+    needs: ClassVar[frozenset[str]] = frozenset({"data", "training", "original"})
+
+    shapes: dict[str, list[int | str]] = field(default_factory=dict)
+
+    def run(self, inputs, out, context):
+        TAUGHT.append(inputs.teacher[0])
+        assert context.shared.is_dir()
+        return super().run(inputs, out, context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export(Shrink):
+    """Stands for the capture."""
+
+    count: int = 0
+    shapes: dict[str, list[int | str]] = field(default_factory=dict)
+    dtypes: dict[str, str] = field(default_factory=dict)
+
+    name: ClassVar[str] = "capture"
+    takes: ClassVar[frozenset[str]] = frozenset({"torch"})
+
+
+TAUGHT = []
+ROUNDS = '[[repeat]]\nrounds = 5\n[[repeat.stage]]\nuse = "train"\n[[stage]]\nuse = "shrink"\n'
+
+
+@pytest.fixture
+def networks(monkeypatch):
+    TAUGHT.clear()
+    monkeypatch.setattr(Pipeline, "_check_axes", lambda _self, _reference: None)
+    for cls in (Train, Export):
+        monkeypatch.setitem(STAGES, cls.name, f"{__name__}:{cls.__name__}")
+
+
+def network(store, content=b"0123456789"):
+    with store.staging() as out:
+        (out / "model.onnx").write_bytes(content)
+        return store.publish(out, "torch", {"graphs": {}}, ())
+
+
+def test_stages_on_networks_run_before_the_capture_and_it_runs_again(store, exporter, networks):
+    plan = plan_of(ROUNDS, exporter, kind="torch", model="python:a:b", shapes=("x=1x3",))
+    assert plan.trains
+    assert [line.partition("(")[0].strip() for line in plan.lines()] == [
+        "capture", "freeze-shapes", "up to 5 rounds of:", "train", "capture", "freeze-shapes", "shrink",
+    ]  # fmt: skip
+    assert plan.training[0].body[0].shapes == {"x": [1, 3]}
+    assert not plan_of('[[stage]]\nuse = "shrink"', exporter, kind="torch", model="python:a:b").trains
+
+
+def test_rounds_on_networks_are_judged_by_their_graph_and_rolled_back(store, exporter, networks):
+    plan = plan_of(ROUNDS, exporter, kind="torch", model="python:a:b")
+    line, given = pipeline(store, data=house.dataset([{}, {}])), network(store)
+    reference = line.capture(plan, given)
+    assert reference.kind == "onnx"
+    seen = []
+
+    def score(artifact):
+        seen.append(artifact.kind)
+        return size_score(store, within=lambda size: size > 7)(artifact)
+
+    made = line.run(plan, reference, score)
+    assert set(seen) == {"onnx"}
+    assert (made.kind, len((store.folder(made.id) / "model.onnx").read_bytes())) == ("onnx", 7)  # 8, then shrunk
+    assert [run.facts["kept"] for run in line.runs if run.name == "repeat"] == [True, True, False]
+    assert {teacher.id for teacher in TAUGHT} == {given.id}
+
+
+def test_a_round_that_is_still_too_slow_goes_on_as_long_as_accuracy_is_kept(store, exporter, networks):
+    """Missing a budget of time or size is why there are rounds; missing that of accuracy ends them."""
+    plan = plan_of(ROUNDS, exporter, kind="torch", model="python:a:b")
+    line = pipeline(store, data=house.dataset([{}, {}]))
+    reference = line.capture(plan, network(store))
+
+    def score(artifact):
+        size = len((store.folder(artifact.id) / "model.onnx").read_bytes())
+        return Score(within=size < 6, latency_ms=size, size=size, drop=0.0, keeps=size > 6)
+
+    line.run(plan, reference, score)
+    assert [run.facts["kept"] for run in line.runs if run.name == "repeat"] == [True, True, True, False]
+
+
+def test_the_users_teacher_counts_and_belongs_to_the_key_of_what_it_teaches(store, exporter, networks):
+    plan = plan_of('[[stage]]\nuse = "train"\n[[stage]]\nuse = "shrink"\n', exporter, kind="torch", model="python:a:b")
+    teacher, given, data = network(store, b"teacher"), network(store), house.dataset([{}, {}])
+    for taught in (teacher, None, teacher):
+        line = pipeline(store, data=data, teacher=taught)
+        line.run(plan, line.capture(plan, given), size_score(store))
+    assert [found.id for found in TAUGHT] == [teacher.id, given.id]
+    assert RAN["train"] == 2
+
+
+def test_a_graph_cannot_be_trained_as_a_network(exporter, networks):
+    with pytest.raises(InputError, match="takes torch, but gets 'onnx'") as caught:
+        plan_of(ROUNDS, exporter)
+    assert "PyTorch" in caught.value.remedy

@@ -236,6 +236,29 @@ def test_inspect_and_predict_tell_the_model(edgekit, given):
     assert figure["low"] < figure["value"] < figure["high"]
 
 
+def test_inspect_tells_decisions_and_blame(edgekit, given):
+    asked = (given.model, *PI, "--recipe", "int8-fast", "--data", given.data())
+    told = edgekit("inspect", *asked, "--plan", "--blame", "--json")
+    assert told.status == 0, told.err
+    (table,) = told.json["decisions"]
+    assert {row["what"] for row in table["decisions"]} >= {"weight"}
+    (blame,) = told.json["blame"]
+    assert blame["effects"][0]["alone"] >= blame["whole"] - 1
+    shown = edgekit("inspect", *asked, "--plan", "--blame")
+    assert table["decisions"][0]["tensor"] in shown.out
+    assert "share of noise" in shown.out
+    assert "% of weights" in shown.out
+
+
+def test_a_recipe_that_names_no_node_is_refused_with_a_hint(edgekit, given, tmp_path):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('[[stage]]\nuse = "quantize-int8"\n[[stage.plan]]\nmatch = "MatMull"\nmode = "float"\n')
+    ran = edgekit.build(given.model, "--data", given.data(), "--recipe", recipe)
+    assert ran.status == 2
+    assert "MatMull" in ran.json["error"]["text"]
+    assert "MatMul" in ran.json["error"]["remedy"]
+
+
 def test_pruning_everything_makes_the_next_build_start_anew(edgekit, given, tmp_path):
     home = tmp_path / "home"
     asked = (given.model, "--recipe", "fp32", "--no-package")

@@ -13,6 +13,8 @@ from edgekit.device import machine
 
 ORIN = {
     "etc/os-release": 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 22.04.5 LTS"\n',
+    "etc/nvpmodel.conf": "# < POWER_MODEL ID=id NAME=name >\n< POWER_MODEL ID=0 NAME=15W >\n"
+    "< POWER_MODEL ID=2 NAME=MAXN_SUPER >\n",
     "etc/nv_tegra_release": "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic, EABI: aarch64\n",
     "proc/cpuinfo": "processor\t: 0\nFeatures\t: fp asimd fphp asimdhp asimddp\nCPU part\t: 0xd42\n",
     "proc/meminfo": "MemTotal:        7802112 kB\nMemFree: 1 kB\n",
@@ -47,6 +49,12 @@ def tree(tmp_path):
     return build
 
 
+def test_what_the_machine_could_still_give(tree):
+    assert machine.available_bytes(tree({"proc/meminfo": "MemTotal: 8 kB\nMemAvailable:   2048 kB\n"})) == 2 << 20
+    assert machine.available_bytes(tree({"proc/meminfo": "MemTotal: 8 kB\n"})) is None
+    assert machine.available_bytes() > 1e6
+
+
 def test_this_machine():
     found = machine.probe()
     assert "errors" not in found
@@ -74,6 +82,7 @@ def test_stand_in_of_an_orin(tree):
         "l4t": "36.4.3",
         "packages": {"libnvinfer10": "10.3.0.30-1+cuda12.5", "nvidia-jetpack": "6.2+b77"},
         "power_mode": "MAXN_SUPER",
+        "power_modes": {"15W": 0, "MAXN_SUPER": 2},
         "cuda": "12.6.11",
     }
     assert found["state"] == {

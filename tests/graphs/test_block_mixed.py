@@ -133,6 +133,22 @@ def test_weights_that_lie_on_their_grid_need_no_more_bits(tmp_path):
     assert facts["quantization"]["outputs"]["y"]["sqnr_db"] > 60
 
 
+def test_matrices_of_branches_stay_as_they_are(tmp_path):
+    model, feeds = kinds.BOUNDED["Q22 weight in a branch"][0]()
+    facts, _ = quantize(tmp_path, model, feeds, mean_bits=6)
+    assert not facts["quantization"]["mixed"]["kept"]
+    assert "branches" in facts["quantization"]["mixed"]["why"]
+
+
+def test_fewer_bits_than_uniform_are_as_asked(tmp_path):
+    model, feeds = language()
+    facts, _ = quantize(tmp_path, model, feeds, mean_bits=4.4)
+    told = facts["quantization"]["mixed"]
+    assert told["kept"]
+    assert told["bits_after"] <= 4.4 < told["bits_before"]
+    assert told["why"] == "the uniform model takes more bits than were asked"
+
+
 def test_what_cannot_be_done_is_said(tmp_path):
     model, feeds = language()
     with pytest.raises(UsageError, match=r"mean_bits 3.9 is less than the smallest formats take: 4\.\d\d"):

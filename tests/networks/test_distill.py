@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from edgekit import events
-from edgekit.errors import InputError, UsageError
+from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.networks import teacher as teacher_module
 from edgekit.networks.distill import distill
 from edgekit.networks.features import Matching, pair_layers, width_axis
@@ -102,7 +102,7 @@ def arguments(place, tmp_path, teacher="teacher", **changes):
         "folder": str(place / "student"), "out": str(out), "scratch": str(tmp_path / "scratch"),
         "feeds": str(place / "feeds"), "shapes": {}, "dtypes": {}, "threads": 1, "seed": 0,
         "labels": ["zero", "one", "two"], "epochs": 6, "feature_epochs": 2, "batch": 16, "rate": 0.01, "patience": 6,
-        "decay": 0.01, "alpha": 0.7, "temperature": 2.5, "layers": {}, "teacher": given, **changes,
+        "decay": 0.01, "alpha": 0.7, "temperature": 2.5, "layers": {}, "config": {}, "teacher": given, **changes,
     }  # fmt: skip
 
 
@@ -212,3 +212,96 @@ def test_equal_features_have_no_distance_and_no_projection():
     assert not list(matching.projections.parameters())
     assert float(matching.loss({"a": value}, {"b": value})) == 0
     assert float(matching.loss({"a": 2 * value}, {"b": value})) == pytest.approx(1)
+
+
+def test_an_exported_program_is_finetuned_too(place, tmp_path):
+    network = rebuild(place / "student")
+    program = torch.export.export(
+        network.module.eval(),
+        (torch.zeros(2, 1, 8, 8),),
+        dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=1024)},),
+    )
+    torch.export.save(program, tmp_path / "net.pt2")
+    intake_torch(str(tmp_path / "net.pt2"), tmp_path / "program")
+    given = {**arguments(place, tmp_path, folder=str(tmp_path / "program"), epochs=3), "teacher": None}
+    facts = finetune(given, lambda _: None)
+    held = [row["held_out"] for row in facts["training"]["history"]]
+    assert min(held) < held[0]
+    assert agreement(place, tmp_path / "out") > agreement(place, tmp_path / "program")
+
+
+def test_a_batch_that_the_network_does_not_take_is_told(place, tmp_path):
+    network = rebuild(place / "student")
+    torch.export.save(torch.export.export(network.module.eval(), (torch.zeros(1, 1, 8, 8),)), tmp_path / "net.pt2")
+    intake_torch(str(tmp_path / "net.pt2"), tmp_path / "program")
+    given = {**arguments(place, tmp_path, folder=str(tmp_path / "program"), epochs=1), "teacher": None}
+    with pytest.raises(InputError, match="does not take a batch of 16") as caught:
+        finetune(given, lambda _: None)
+    assert "`batch`" in caught.value.remedy
+    assert finetune({**given, "batch": 1}, lambda _: None)["training"]["epochs"] == 1
+
+
+def test_a_teacher_that_does_not_say_what_it_is_fed_with(place, tmp_path, monkeypatch):
+    (tmp_path / "mute_of_distill.py").write_text(
+        "import nets_of_distill\n\n"
+        "def mute():\n    net = nets_of_distill.teacher()\n    net.example_inputs = None\n    return net\n"
+    )
+    (tmp_path / "nets_of_distill.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    intake_torch("python:mute_of_distill:mute", tmp_path / "mute")
+    given = arguments(place, tmp_path)
+    feeds = Feeds(place / "feeds", seed=0, batch=16)
+    wanted = open_teacher(given["teacher"], feeds, lambda _: None)
+    mute = {**given["teacher"], "folder": str(tmp_path / "mute"), "cache": str(tmp_path / "cache" / "mute")}
+    found = open_teacher(mute, feeds, lambda _: None)
+    batch = feeds.load(feeds.held[:4])
+    torch.testing.assert_close(found.outputs(batch)["output"], wanted.outputs(batch)["output"])
+
+
+# --- a student of the same family ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory):
+    """A tiny BERT classifier, and samples that it labels."""
+    from torch_models import bert, saved
+
+    folder = tmp_path_factory.mktemp("language")
+    intake_torch(str(saved(bert(num_hidden_layers=4), folder / "hf")), folder / "teacher")
+    ids = np.random.default_rng(0).integers(5, 90, (64, 1, 7))
+    rows = [{"input_ids": row, "attention_mask": np.ones_like(row), "token_type_ids": 0 * row} for row in ids]
+    write_feeds(MemorySamples(rows), folder / "feeds", events.ignore)
+    return folder
+
+
+def test_a_smaller_configuration_is_a_student(language, tmp_path):
+    given = arguments(language, tmp_path, labels=[], epochs=1, feature_epochs=1)
+    given |= {"folder": str(language / "teacher"), "config": {"num_hidden_layers": 2, "intermediate_size": 16}}
+    given["teacher"] |= {"labels": []}
+    facts = distill(given, lambda _: None)
+    blocks = [f"bert.encoder.layer.{number}" for number in range(4)]
+    assert facts["features"]["layers"] == [[blocks[0], blocks[1]], [blocks[1], blocks[3]]]
+    made = rebuild(tmp_path / "out").module
+    assert (made.config.num_hidden_layers, made.config.intermediate_size) == (2, 16)
+    assert made.bert.encoder.layer[1].intermediate.dense.weight.shape == (16, 32)
+
+
+def test_a_student_takes_over_what_fits(language, tmp_path):
+    from edgekit.networks.student import write_smaller
+
+    (tmp_path / "same").mkdir()
+    write_smaller(language / "teacher", tmp_path / "same", {"num_hidden_layers": 2}, 0)
+    mine, theirs = rebuild(tmp_path / "same").module.state_dict(), rebuild(language / "teacher").module.state_dict()
+    for name, value in mine.items():
+        source = name.replace("layer.1.", "layer.3.").replace("layer.0.", "layer.1.")
+        torch.testing.assert_close(value, theirs[source])
+    with pytest.raises(UsageError, match="num_hiden_layers") as caught:
+        write_smaller(language / "teacher", tmp_path / "none", {"num_hiden_layers": 2}, 0)
+    assert "num_hidden_layers" in caught.value.remedy
+    with pytest.raises(InputError, match="no such network"):
+        write_smaller(language / "teacher", tmp_path / "none", {"num_attention_heads": 5}, 0)
+
+
+def test_only_models_of_transformers_have_a_configuration(place, tmp_path):
+    with pytest.raises(UnsupportedError, match="configuration"):
+        distill(arguments(place, tmp_path, config={"num_hidden_layers": 1}), lambda _: None)

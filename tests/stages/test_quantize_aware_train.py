@@ -16,8 +16,8 @@ from edgekit.artifact import MAIN, Artifact
 from edgekit.dialect import Dialect
 from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.graphs.learned import write_learned
-from edgekit.networks.graph_module import GraphModule
-from edgekit.networks.oscillation import Oscillation
+from edgekit.networks.graph_module import graph_module
+from edgekit.networks.oscillation import watch
 from edgekit.stage import Context, Inputs
 from edgekit.stages.quantize_aware_train import QuantizeAwareTrain
 from edgekit.stages.quantize_int4 import QuantizeInt4
@@ -169,7 +169,7 @@ def test_the_module_computes_what_the_runtime_computes(kind, dialect, stage, sca
     """Tensors between the layers within one step of their grids; outputs at 40 dB or more; equal decisions."""
     inputs = quantized(kind, tmp_path, dialect=dialect, stage=stage)
     bits = 7 if DIALECTS[dialect].reduce_range else 8
-    module = GraphModule(inputs.folder / MAIN, learn_scales=scales, bits=bits)
+    module = graph_module(inputs.folder / MAIN, learn_scales=scales, bits=bits)
     assert module.weights
     disturb(module)
     model = onnx.load(inputs.folder / MAIN)
@@ -290,7 +290,7 @@ def test_an_operator_that_cannot_be_trained_through_is_named(tmp_path):
     model.graph.node.append(helper.make_node("Det", ["before"], ["logits"], name="odd"))
     onnx.save(model, inputs.folder / MAIN)
     with pytest.raises(UnsupportedError, match="Det cannot be trained through") as caught:
-        GraphModule(inputs.folder / MAIN)
+        graph_module(inputs.folder / MAIN)
     assert caught.value.where == "odd"
 
 
@@ -302,7 +302,7 @@ def test_options_that_make_no_sense_are_refused(options):
 
 def test_the_distance_to_the_grid_and_its_pull(tmp_path):
     inputs = quantized("cnn", tmp_path)
-    module = GraphModule(inputs.folder / MAIN)
+    module = graph_module(inputs.folder / MAIN)
     assert float(module.distance_to_grid()) == 0
     with torch.no_grad():
         for latent in module.latents:
@@ -315,16 +315,16 @@ def test_the_distance_to_the_grid_and_its_pull(tmp_path):
 
 def test_oscillation_counts_turns(tmp_path):
     inputs = quantized("cnn", tmp_path)
-    module = GraphModule(inputs.folder / MAIN)
+    module = graph_module(inputs.folder / MAIN)
     first = module.latents[0].data.view(-1)
     first[0] = 4.0
-    watch = Oscillation(module)
+    seen = watch(module)
     first[0] = 5.0
-    watch.step()
+    seen.step()
     for value in (6.0, 5.0, 6.0, 5.0, 5.0):
         first[0] = value
-        watch.step()
-    facts = watch.facts()
+        seen.step()
+    facts = seen.facts()
     total = sum(latent.numel() for latent in module.latents)
     assert facts["share"] == pytest.approx(1 / total, rel=1e-3)
     assert facts["rate"] == pytest.approx(sum(0.01 * 0.99**age for age in (1, 2, 3)) / total, rel=0.3)

@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnx_models
+from edgekit.budget import Budget, judge
 from edgekit.errors import InputError, TargetError, UnsupportedError, UsageError
 from edgekit.jobs import encode_feeds
 from edgekit.manifest import Tolerance
@@ -193,6 +194,17 @@ def test_measure(target, bundle):
     assert target.details["engine"]["threads"] == 1
 
 
+def test_under_load_the_last_window_counts_and_that_is_told(bundle):
+    with open_target("local", HOST) as target:
+        figures = target.measure(bundle, feeds(1)[0], runs=100, threads=1, sustained=1.5)
+        told = target.details["sustained"]
+    assert len(told["windows"]) == 3
+    assert figures[0].n == told["last"]["n"]
+    assert figures[0].value == told["last"]["p50"]["value"]
+    (finding,) = [one for one in target.findings if one.rule in {"target-sustained", "target-throttles"}]
+    assert "under load for 2 s" in finding.text
+
+
 def summary(n=320):
     point = {"value": 10.0, "low": 9.5, "high": 10.5}
     told = {"n": n, "drift": 0.0, "unstable": False, "coarse": False, "tick": 0.0}
@@ -211,7 +223,7 @@ def test_a_calm_measurement_decides(local, bundle):
     assert [figure.note for figure in measured(local, bundle)] == [""] * 5
 
 
-def test_a_fallback_on_a_device_of_the_kind_decides_nothing_and_is_told(bundle):
+def test_a_fallback_on_a_device_of_the_kind_misses_every_latency_budget_and_is_told(bundle):
     asking = Bundle(
         folder=bundle.folder, facts={**FACTS, "providers": ["CUDAExecutionProvider", "CPUExecutionProvider"]}
     )
@@ -219,6 +231,10 @@ def test_a_fallback_on_a_device_of_the_kind_decides_nothing_and_is_told(bundle):
         figures = measured(target, asking)
     for figure in figures:
         assert "ran instead of CUDAExecutionProvider: CUDAExecutionProvider is not in this onnxruntime" in figure.note
+    check = judge(Budget(latency_ms={"p95": 1e6}), figures).checks[0]
+    assert (check.name, check.status) == ("latency-p95", "fail")
+    assert "ran instead of CUDAExecutionProvider" in check.reason
+    assert judge(Budget(max_memory=10**12), figures).checks[0].status == "unproven", "accuracy and size do not suffer"
     (finding,) = target.findings
     assert finding.rule == "target-fallback"
     assert "asked was CUDAExecutionProvider CPUExecutionProvider" in finding.text
@@ -286,7 +302,7 @@ def test_closing_is_safe_at_any_time(bundle):
     target.close()
 
 
-@pytest.mark.parametrize("url", ["htp-simulator", "aihub://x", "adb://1", "", "locl"])
+@pytest.mark.parametrize("url", ["htp-simulator", "aihub://x", "adb", "", "locl"])
 def test_targets_that_are_not_there_are_refused_with_a_suggestion(url):
     with pytest.raises(UsageError, match="unknown target") as caught:
         open_target(url, HOST)

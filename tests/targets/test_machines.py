@@ -81,6 +81,21 @@ def test_another_power_mode_is_told():
     assert rules({**ORIN, "jetson": {}}, load_profile("jetson-orin-nano-8gb-super")) == []
 
 
+@pytest.mark.parametrize(
+    ("modes", "remedy"),
+    [
+        ({"15W": 0, "25W": 1, "MAXN_SUPER": 2}, "sudo nvpmodel -m 2 && sudo jetson_clocks"),
+        ({"MAXN_SUPER": 7, "15W": 0}, "sudo nvpmodel -m 7 && sudo jetson_clocks"),
+        ({"15W": 0, "7W": 3}, "no mode MAXN_SUPER, only 15W, 7W"),
+        ({}, "Set it with nvpmodel"),
+    ],
+)
+def test_the_number_of_a_power_mode_is_the_board_s_own(modes, remedy):
+    probe = {**ORIN, "jetson": {**ORIN["jetson"], "power_modes": modes}}
+    (finding,) = machines.compare(probe, load_profile("jetson-orin-nano-8gb-super"), "ssh://orin")
+    assert remedy in finding.remedy
+
+
 def test_fingerprint_has_what_stays_and_nothing_that_changes():
     found = machines.fingerprint_of(X86)
     assert found == machines.fingerprint_of({**X86, "state": {"cpu_mhz": [1.0]}})
@@ -137,6 +152,11 @@ def test_memory():
     assert (figure.name, figure.value, figure.unit, figure.note) == ("memory", float(5 << 20), "B", "")
     gpu = memory_figure({"peak": 5 << 20, "baseline": 1, "growth": 1, "host_only": True}, "orin", [])
     assert "accelerator's own memory is not counted" in gpu.note
+    jetson = {"peak": 5 << 20, "baseline": 3 << 20, "growth": 2 << 20, "taken": 40 << 20, "host_only": True}
+    unified = memory_figure(jetson, "orin", [], unified=True)
+    assert (unified.value, unified.note) == (float(43 << 20), "")
+    assert memory_figure({**jetson, "taken": 0}, "orin", [], unified=True).value == float(5 << 20)
+    assert memory_figure({**jetson, "taken": None}, "orin", [], unified=True).note
     for unknown in (None, {"peak": None, "baseline": None, "growth": None, "host_only": False}):
         assert memory_figure(unknown, "orin", []).value is None
         assert "does not tell" in memory_figure(unknown, "orin", []).note

@@ -82,7 +82,7 @@ class Gate:
         metric: what is judged; None: by the kind of the labels.
         budget: what must be kept.
         simulator: where alternatives are tried before they are ranked; None where there is none.
-        allow_fallback: nodes may run off the accelerator.
+        allow_fallback: nodes may run off the accelerator, and latency may be that of another engine than was asked.
         sustained: seconds of load after which latency counts; 0: a device that is not hot.
     """
 
@@ -229,9 +229,10 @@ class Gate:
             original += self.estimate(self.reference)
         else:
             provenance = target.provenance
-            found = target.measure(
-                bundle, self._one_feed(), runs=self._runs, threads=self.threads, sustained=self.sustained
-            )
+            more = {"sustained": self.sustained} if self.sustained else {}
+            found = target.measure(bundle, self._one_feed(), runs=self._runs, threads=self.threads, **more)
+            if self.allow_fallback:  # what ran there is what will run there
+                found = tuple(msgspec.structs.replace(one, disqualified="") for one in found)
             place = found[0].on
             original += self._measure_original(bundle, target)
         accuracy, findings = self._accuracy(bundle, target, place, provenance)

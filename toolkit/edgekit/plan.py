@@ -127,7 +127,8 @@ def _with_shapes(entry: PlanEntry, capture: tuple[Stage, ...]) -> PlanEntry:
 
     def told(stage: Stage) -> Stage:
         fits = "torch" in stage.takes and hasattr(stage, "shapes") and not stage.shapes
-        return dataclasses.replace(stage, **stated) if fits and stated.get("shapes") else stage  # type: ignore[type-var]
+        known = {key: value for key, value in stated.items() if hasattr(stage, key)}
+        return dataclasses.replace(stage, **known) if fits and stated.get("shapes") else stage  # type: ignore[type-var]
 
     if isinstance(entry, Rounds):
         return dataclasses.replace(entry, body=tuple(map(told, entry.body)))

@@ -30,6 +30,7 @@ from edgekit.sources import ingest, read_data
 from edgekit.store import Store
 from edgekit.target import Feed, Target
 from edgekit.targets import open_target
+from edgekit.targets.engines import engine_error, is_engine
 
 _Told = TypeVar("_Told")
 
@@ -103,7 +104,7 @@ def validate(  # noqa: PLR0913 - one keyword per option of the command line
         extracted = extract_package(Path(model), Path(scratch) / "package")
         device = _told(extracted, extracted.package.manifest.profile.values, Profile)
         with open_target(target, device) as machine:
-            load = {"threads": threads, "sustained": seconds}
+            load = {"threads": threads, **({"sustained": seconds} if seconds else {})}
             return _package(extracted, machine, asked, (data, metric), load, strict=strict, listen=listen)
 
 
@@ -237,6 +238,8 @@ def _model(
     data, metric, reference, label_map = given
     calibration, strict = options.pop("calibration"), options.pop("strict")
     exporter = load_exporter(device.runtime)
+    if is_engine(model):
+        raise engine_error(Path(model), machine.fingerprint())
     candidate = ingest(model, store, listen=options["listen"])
     original = ingest(reference, store, listen=options["listen"]) if reference else candidate
     if candidate.kind != "onnx" or original.kind != "onnx":

@@ -6,6 +6,7 @@ Without the extra `qnn` the graph goes to the device as it is, and a finding say
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from edgekit.graphs.roofline import Protocol
 
 __all__ = ["EXPORTER", "NOT_COMPILED", "QnnExporter"]
+
+EXAMPLES = Path(__file__).with_name("examples")
+FACTS = "context.json"
+"""What the examples read: for which chip the binary is."""
 
 _CARRY = (
     *("Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "MaxPool", "Resize", "Sigmoid", "LeakyRelu"),
@@ -85,6 +90,8 @@ class QnnExporter:
     def compile(self, artifact: Artifact, folder: Path, profile: Profile, out: Path) -> dict[str, Any]:
         """Write `model_ctx.onnx` and its binary for the profile's SoC, and `model.onnx` for where that does not load.
 
+        Beside them lie `context.json` and examples that load the binary, in Python and Kotlin.
+
         Nodes that the HTP refuses stay on the CPU and are told in the facts: `lint` has said so before.
 
         Raises:
@@ -108,6 +115,9 @@ class QnnExporter:
         for name in files:
             shutil.copyfile(context.folder / name, out / name)
         facts |= {"context": _facts(context, profile), "loads": files}
+        (out / FACTS).write_text(json.dumps(facts["context"], indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        for example in sorted(EXAMPLES.glob("[lL]oad.*")):
+            shutil.copyfile(example, out / example.name)
         if context.refused:
             facts["findings"] = msgspec.to_builtins(fallback_findings(context.refused, "warning"))
         return facts

@@ -70,6 +70,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         high: one-sided 95 % upper bound, None when exact or unknown.
         n: number of samples or runs behind it; 0 when not applicable.
         note: why it cannot decide a budget (empty when it can): such a figure is judged `unproven`.
+        disqualified: why it misses every budget whatever its value (empty when it does not): something else was
+            measured than was asked.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None = None
     n: int = 0
     note: str = ""
+    disqualified: str = ""
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):

@@ -106,7 +106,7 @@ def _check(figure: Figure, limit: float | None, status: Status, reason: str) -> 
 
 def _rank(figure: Figure) -> tuple[bool, int]:
     """Sort key: figures that can decide first, then by how far their provenance is trusted."""
-    mute = figure.value is None or bool(figure.note) or _is_simulated_time(figure)
+    mute = figure.value is None or bool(figure.note and not figure.disqualified) or _is_simulated_time(figure)
     return mute, _TRUST.index(figure.provenance)
 
 
@@ -121,6 +121,8 @@ def _decide(figure: Figure, limit: float) -> Decision:
 
 def _unfit(figure: Figure) -> Decision | None:
     """Decide about figures whose value cannot be held against anything."""
+    if figure.disqualified:
+        return "fail", f"{figure.name}: {figure.disqualified}"
     if figure.value is None:
         return "unproven", figure.note or f"nothing measured: {figure.name} has no value"
     if _is_simulated_time(figure):

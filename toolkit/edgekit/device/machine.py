@@ -191,7 +191,7 @@ def gpu(ask: Tool) -> Dict[str, str]:
 
 
 def jetson(root: str, ask: Tool) -> Dict[str, Any]:
-    """Return what NVIDIA's board support says of itself: L4T, packages, power mode, CUDA; empty elsewhere."""
+    """Return what NVIDIA's board support says of itself: L4T, packages, power mode(s), CUDA; empty elsewhere."""
     release = read(root, "etc/nv_tegra_release")
     match = re.search(r"# R(\d+) \(release\), REVISION: ([\d.]+)", release)
     if not release:
@@ -204,6 +204,11 @@ def jetson(root: str, ask: Tool) -> Dict[str, Any]:
     mode = re.search(r"NV Power Mode:\s*(\S+)", ask(["nvpmodel", "-q"]) or "")
     if mode:
         found["power_mode"] = mode.group(1)
+    modes = dict(
+        re.findall(r"^\s*<\s*POWER_MODEL ID=(\d+) NAME=(\S+)\s*>", read(root, "etc/nvpmodel.conf"), re.MULTILINE)
+    )
+    if modes:
+        found["power_modes"] = {name: int(number) for number, name in modes.items()}
     cuda = re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([\d.]+)"', read(root, "usr/local/cuda/version.json"))
     if cuda:
         found["cuda"] = cuda.group(1)
@@ -235,6 +240,15 @@ def state(root: str = "/") -> Dict[str, Any]:
         if re.search(r"gpu|gv11b|ga10b|gb10b", os.path.basename(device)) and clock.isdigit():
             found["gpu_mhz"] = int(clock) / 1e6
     return found
+
+
+def available_bytes(root: str = "/") -> Optional[int]:
+    """Return the memory that the machine could still give (MemAvailable), None when unknown.
+
+    Where GPU and CPU share the memory, what the GPU takes is missing from it.
+    """
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", read(root, "proc/meminfo"), re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else None
 
 
 def resident_bytes(root: str = "/") -> Optional[int]:

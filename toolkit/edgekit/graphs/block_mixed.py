@@ -63,6 +63,9 @@ def mix(
     Raises:
         UsageError: no formats are that small.
     """
+    if all(owner for owner, _ in choices):
+        why = "all matrices stand in branches and loop bodies, where none can be measured alone"
+        return Mix(trial=trial, facts={"kept": False, "why": why})
     table = _Table(job, trial, choices, scratch)
     total = sum(weight.elements for weight in table.weights)
     budget = None if mean_bits is None else mean_bits * total / 8
@@ -180,7 +183,7 @@ class _Table:
         )
         facts = {
             "kept": kept,
-            "why": "the outputs lie nearer for the bytes" if kept else "the uniform model is as good",
+            "why": _why(kept=kept, grown=grown),
             "bits_before": round(8 * self.bytes_of(self.trial) / total, 3),
             "bits_after": round(8 * self.bytes_of(made) / total, 3),
             "before_db": round(self.trial.score, 2),
@@ -195,6 +198,12 @@ class _Table:
             if made.formats[weight.key] != self.trial.formats[weight.key]
         }
         return Mix(trial=replace(made, reasons=reasons) if kept else self.trial, facts=facts)
+
+
+def _why(*, kept: bool, grown: bool) -> str:
+    if not kept:
+        return "the uniform model is as good"
+    return "the outputs lie nearer for the bytes" if grown else "the uniform model takes more bits than were asked"
 
 
 def _error(matrix: Floats, fmt: BlockFormat | None, gram: Floats | None) -> float:

@@ -28,6 +28,9 @@ Array = npt.NDArray[np.floating]
 MOST_SWAPPED = 4
 """Held-out samples that single matrices are measured on: one run each per matrix."""
 
+ENOUGH_OUTPUTS = 1 << 23
+"""Elements of outputs that are enough to measure noise by: more samples are taken only below."""
+
 AIM = 20.0
 """Ratio in dB for which blame looks for the smallest set of layers to leave float."""
 
@@ -120,8 +123,11 @@ def _with_inputs(model: onnx.ModelProto, names: set[str]) -> onnx.ModelProto:
 def few_judged(job: BlockJob) -> Reference:
     """Return the original's outputs on the few held-out samples that single matrices are measured on."""
     assert job.samples is not None
-    indices = [job.held[place] for place in spread(len(job.held), MOST_SWAPPED)]
-    return Reference(job.original(), job.samples, indices)
+    session = job.original()
+    first = Reference(session, job.samples, job.held[:1])
+    size = sum(np.size(array) for array in first.outputs(job.held[0]).values())
+    count = min(max(ENOUGH_OUTPUTS // max(size, 1), 1), MOST_SWAPPED)
+    return Reference(session, job.samples, [job.held[place] for place in spread(len(job.held), count)])
 
 
 def block_blame(job: BlockJob, solved: Solved, *, scratch: Path, tell: Callable[[int, int], None]) -> Blame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from edgekit.networks.feeds import Batch, Feeds
 from edgekit.networks.finetune import Goal, make_goal, opened, schedule_of
 from edgekit.networks.network import Network, evaluating
 from edgekit.networks.saving import save_network
+from edgekit.networks.student import write_smaller
 from edgekit.networks.train import Forward, Loss, Schedule, Tensors, fit, runner_of
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ def distill(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
 
     Args:
         arguments: as `finetune.finetune` has them, with a teacher, and `feature_epochs`, `layers` (student's module ->
-            teacher's module; empty: automatic).
+            teacher's module; empty: automatic) and `config` (of a smaller student; empty: the network itself).
         tell: gets progress and findings.
 
     Returns:
@@ -34,11 +36,18 @@ def distill(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
 
     Raises:
         InputError: labels, outputs and teacher do not fit together, or the loss is not finite.
-        UsageError: a layer that is named is not there.
+        UsageError: a layer that is named, or a key of the configuration, is not there.
+        UnsupportedError: a smaller configuration is asked of a model that has none.
     """
     import torch
 
     torch.set_num_threads(int(arguments["threads"]))
+    if arguments["config"]:
+        smaller = Path(arguments["scratch"]) / "smaller"
+        shutil.rmtree(smaller, ignore_errors=True)
+        smaller.mkdir(parents=True)
+        write_smaller(Path(arguments["folder"]), smaller, arguments["config"], int(arguments["seed"]))
+        arguments = {**arguments, "folder": smaller}
     network, feeds = opened(arguments)
     runner = runner_of(network)
     goal = make_goal(runner, feeds, arguments, tell)

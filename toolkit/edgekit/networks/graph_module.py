@@ -9,10 +9,9 @@ into the same initializers, and the graph stays what the runtime's dialect made 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 
 from edgekit.errors import UnsupportedError
 from edgekit.networks import graph_ops
@@ -20,12 +19,28 @@ from edgekit.networks import graph_shapes as _shapes  # noqa: F401 - enters its 
 from edgekit.networks.graph_layout import BLOCKED, ZERO, Array, Bias, Layout, Node, Weight
 from edgekit.networks.graph_quantized import along, round_straight
 
+if TYPE_CHECKING:
+    import torch
+
+    Module = torch.nn.Module
+else:
+    Module = object  # `graph_module` adds the base: this file must not import torch when it is imported
+
 _SMALLEST_RATIO = 1e-3
 _BIAS_LIMIT = 2.0**31 - 1
+_MADE_ON_CPU = frozenset({"Constant", "ConstantOfShape", "Range", "Shape", "Size"})
 _REMEDY = "Leave the stage quantize-aware-train out, or export the model with plainer operators."
 
 
-class GraphModule(torch.nn.Module):
+def graph_module(path: Path, *, learn_scales: bool = False, bits: int = 8) -> GraphModule:
+    """Open a graph as a module of torch; see `GraphModule`."""
+    import torch
+
+    made = type("GraphModule", (GraphModule, torch.nn.Module), {})
+    return cast("GraphModule", made(path, learn_scales=learn_scales, bits=bits))
+
+
+class GraphModule(Module):
     """Runs a graph: input name -> tensor to output name -> tensor.
 
     Args:
@@ -38,6 +53,8 @@ class GraphModule(torch.nn.Module):
     """
 
     def __init__(self, path: Path, *, learn_scales: bool = False, bits: int = 8) -> None:
+        import torch
+
         super().__init__()
         self.layout = layout = Layout(path, bits=bits)
         _check_operators(layout.nodes)
@@ -58,8 +75,11 @@ class GraphModule(torch.nn.Module):
     def forward(self, feed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run the graph."""
         known: dict[str, Any] = {"": None, **feed, **self._values()}
+        device = next(iter(feed.values())).device
         for node in self.layout.nodes:
             made = self._run(node, [known[name] for name in node.inputs])
+            if node.op in _MADE_ON_CPU:
+                made = made.to(device)
             known.update(zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=False))
         return {name: known[name] for name in self.layout.outputs}
 
@@ -109,6 +129,8 @@ class GraphModule(torch.nn.Module):
 
     def distance_to_grid(self) -> torch.Tensor:
         """Return the mean squared distance of all weights to their nearest integers, in steps."""
+        import torch
+
         ratios = self._ratios()
         parts = [_in_steps(weight, latent, ratios) for weight, latent in zip(self.weights, self.latents, strict=True)]
         count = sum(steps.numel() for steps in parts)
@@ -116,6 +138,8 @@ class GraphModule(torch.nn.Module):
 
     def integers(self) -> list[torch.Tensor]:
         """Return the integers of every weight as they would be written now."""
+        import torch
+
         with torch.no_grad():
             ratios = self._ratios()
             return [
@@ -125,6 +149,8 @@ class GraphModule(torch.nn.Module):
 
     def clip(self) -> None:
         """Keep latent weights within their bounds: beyond them there is no gradient that could bring them back."""
+        import torch
+
         with torch.no_grad():
             for ratio in self.ratios:
                 ratio.clamp_(min=_SMALLEST_RATIO)
@@ -138,6 +164,8 @@ class GraphModule(torch.nn.Module):
 
         Codes of 4 bits that are not packed in bytes come as one integer each.
         """
+        import torch
+
         found: dict[str, Array] = {}
         with torch.no_grad():
             values = self._values()
@@ -158,6 +186,8 @@ def _steps(weight: Weight, layout: Layout) -> Array:
 
 
 def _floats(values: Array) -> torch.Tensor:
+    import torch
+
     return torch.from_numpy(np.array(values, np.float32))
 
 
@@ -187,6 +217,8 @@ def _check_operators(nodes: list[Node]) -> None:
 
 
 def _constant(node: Node) -> torch.Tensor:
+    import torch
+
     for key in ("value", "value_float", "value_int", "value_floats", "value_ints"):
         if key in node.attributes:
             value = node.attributes[key]

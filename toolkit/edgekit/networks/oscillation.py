@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, cast
 
-from edgekit.networks.graph_module import GraphModule
+if TYPE_CHECKING:
+    import torch
+
+    from edgekit.networks.graph_module import GraphModule
+
+    Module = torch.nn.Module
+else:
+    Module = object  # `watch` adds the base: this file must not import torch when it is imported
 
 MOMENTUM = 0.01
 OFTEN = 0.005
 """Frequency (turns a step, as a moving average) from which a weight counts as oscillating; that of the paper."""
 
 
-class Oscillation(torch.nn.Module):
+def watch(module: GraphModule) -> Oscillation:
+    """Start to watch a graph module; what comes is to be made a part of it."""
+    import torch
+
+    return cast("Oscillation", type("Oscillation", (Oscillation, torch.nn.Module), {})(module))
+
+
+class Oscillation(Module):
     """Watches the integers of a graph module from step to step; its state is in buffers, so that checkpoints hold it.
 
     Attributes:
@@ -20,6 +34,8 @@ class Oscillation(torch.nn.Module):
 
     def __init__(self, module: GraphModule) -> None:
         """Start with the integers as they are."""
+        import torch
+
         super().__init__()
         self._watched = (module,)  # in a tuple: not a part of this module
         self.start = [value.cpu().to(torch.int32) for value in module.integers()]
@@ -30,6 +46,8 @@ class Oscillation(torch.nn.Module):
 
     def step(self) -> None:
         """Count which weights moved against their last move."""
+        import torch
+
         for index, value in enumerate(self._watched[0].integers()):
             before, direction, often = self._buffers_of(index)
             move = (value.to(torch.int32) - before).sign().to(torch.int8)
@@ -44,6 +62,8 @@ class Oscillation(torch.nn.Module):
             `rate` (turns a step and weight at its end), `share` (of weights that oscillate), `moved` (of weights whose
             integer is another than at the start).
         """
+        import torch
+
         often = torch.cat([self._buffers_of(index)[2].reshape(-1).cpu() for index in range(len(self.start))])
         pairs = zip(self.start, self._watched[0].integers(), strict=True)
         moved = sum(int((old != new.cpu()).sum()) for old, new in pairs) / often.numel()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,16 +96,37 @@ def _load_changed(folder: Path, record: dict[str, Any]) -> tuple[Any, list[event
     """Return the model that a stage changed: built from its configuration, then from its changes and its state."""
     import torch
 
-    made = _model_class(str(record["architecture"]))
-    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
     named = [*read_header(folder / WEIGHTS), *record["aliases"]]
-    if "add_pooling_layer" in _parameters(made.__init__) and not any("pooler" in name for name in named):
-        options["add_pooling_layer"] = False
     torch.manual_seed(0)  # of no effect on what is loaded
-    model = made._from_config(_config(folder / FOLDER), **options)  # noqa: SLF001 - the public way guesses a class
-    model = apply_changes(model.eval(), changes_of(record))
+    model = _from_config(str(record["architecture"]), _config(folder / FOLDER), named)
+    model = apply_changes(model, changes_of(record))
     load_state(model, folder / WEIGHTS, record["aliases"], str(record["architecture"]))
     return model, []
+
+
+def model_from_config(architecture: str, config: Mapping[str, Any], like: Any) -> Any:
+    """Return a network with random weights from the content of a `config.json`, with a pooler where `like` has one.
+
+    Raises whatever transformers raises for numbers that do not go together.
+    """
+    import transformers
+
+    made = transformers.AutoConfig.for_model(**{key: value for key, value in config.items() if key != "auto_map"})
+    for name in _QUIET:
+        if hasattr(made, name):
+            setattr(made, name, False)
+    return _from_config(architecture, made, list(like.state_dict()))
+
+
+def _from_config(architecture: str, config: Any, names: Sequence[str]) -> Any:
+    """Build a model class in float32 with eager attention; without a pooler where no tensor is named after one."""
+    import torch
+
+    made = _model_class(architecture)
+    options: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": "eager"}
+    if "add_pooling_layer" in _parameters(made.__init__) and not any("pooler" in name for name in names):
+        options["add_pooling_layer"] = False
+    return made._from_config(config, **options).eval()  # noqa: SLF001 - the public way guesses a class
 
 
 def _config(place: Path) -> Any:

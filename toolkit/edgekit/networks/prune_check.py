@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 """Largest difference relative to an output's largest magnitude: sums in another order, nothing else."""
 
+_FEW = 4
+
 Outputs = list[dict[str, "torch.Tensor"]]
 
 
@@ -79,14 +81,25 @@ def _floats(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def run_all(network: Network, *, double: bool) -> Outputs:
-    """Run a network at every set of sizes that it is checked at; its tensors must have the type asked for."""
+    """Run a network at every set of sizes that it is checked at; its tensors must have the type asked for.
+
+    Example inputs of one value throughout (zeros) would prove little: seeded noise takes their place.
+    """
     found: Outputs = []
     for sizes in network.checks:
-        feed = network.feed({**network.sizes, **sizes})
+        feed = {name: _varied(value) for name, value in network.feed({**network.sizes, **sizes}).items()}
         if double:
             feed = {name: value.double() if value.is_floating_point() else value for name, value in feed.items()}
         found.append(network.run(feed))
     return found
+
+
+def _varied(value: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    if not value.is_floating_point() or value.numel() < _FEW or bool((value != value.flatten()[0]).any()):
+        return value
+    return torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value.dtype)
 
 
 def difference(wanted: Outputs, found: Outputs) -> float:

@@ -118,7 +118,7 @@ def nothing_goes(
     """Say why nothing can go, by name."""
     if not groups:
         reasons = [
-            f"'{slot.tensor}': {coupling.labels.reason(int(coupling.axes[slot][0]))}"
+            f"'{slot.tensor}': {coupling.labels.reason(int(coupling.axes[slot][0])) or 'it is to be left alone'}"
             for slot in sorted(coupling.makes)[:3]
         ]
         text = "no channel of the network may go: " + ("; ".join(reasons) or "it has no layer that is understood")

@@ -14,7 +14,7 @@ from edgekit.networks.prune_apply import Kept, Numbers, find
 if TYPE_CHECKING:
     import torch
 
-MOST = 256
+MOST = 64
 """So many combinations of attributes are tried at most."""
 
 _OWN = {

@@ -40,6 +40,12 @@ def sparsify(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     torch.set_num_threads(int(arguments["threads"]))
     folder, out = Path(arguments["folder"]), Path(arguments["out"])
     network = rebuild(folder, shapes=arguments["shapes"], dtypes=arguments["dtypes"])
+    if network.program is not None:
+        raise UnsupportedError(
+            "an exported program does not say which of its tensors are weights of layers",
+            where="program.pt2",
+            remedy="Give the model as python:module:factory or as a Hugging Face directory.",
+        )
     found = dict(weights_of(network.module, tuple(arguments["skip"])))
     if not found:
         raise UnsupportedError(

@@ -18,6 +18,8 @@ from edgekit.errors import UnsupportedError
 from edgekit.networks.child import Tell
 from edgekit.networks.feeds import Batch, Feeds
 from edgekit.networks.finetune import Goal, make_goal
+from edgekit.networks.graph_module import GraphModule, graph_module
+from edgekit.networks.oscillation import watch
 from edgekit.networks.train import Forward, Loss, Schedule, Tensors, fit, outputs_of
 
 LEARNED = "learned.safetensors"
@@ -48,18 +50,15 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     import torch
     from safetensors.numpy import save_file
 
-    from edgekit.networks.graph_module import GraphModule
-    from edgekit.networks.oscillation import Oscillation
-
     torch.set_num_threads(int(arguments["threads"]))
     path = Path(arguments["folder"]) / MAIN
-    module = GraphModule(path, learn_scales=bool(arguments["learn_scales"]), bits=int(arguments["bits"]))
+    module = graph_module(path, learn_scales=bool(arguments["learn_scales"]), bits=int(arguments["bits"]))
     if not module.weights:
         remedy = "Quantize it first: put quantize-int8 or quantize-int4 before quantize-aware-train."
         raise UnsupportedError("the graph has no integer weights to train", where=MAIN, remedy=remedy)
     feeds = Feeds(Path(arguments["feeds"]), seed=int(arguments["seed"]), batch=int(arguments["batch"]))
     goal = make_goal(module, feeds, arguments, tell)
-    oscillation = Oscillation(module)
+    oscillation = watch(module)
     module.add_module("oscillation", oscillation)
 
     def after_step() -> None:
@@ -100,7 +99,7 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     }
 
 
-def _loss(module: Any, goal: Goal, pull: float) -> Loss:
+def _loss(module: GraphModule, goal: Goal, pull: float) -> Loss:
     def loss(forward: Forward, batch: Batch, feed: Tensors, done: float) -> Tensors:
         terms = goal.terms(forward(feed), batch, feed)
         if pull > 0:
@@ -110,7 +109,7 @@ def _loss(module: Any, goal: Goal, pull: float) -> Loss:
     return loss
 
 
-def _groups(module: Any, rate: float) -> list[dict[str, Any]]:
+def _groups(module: GraphModule, rate: float) -> list[dict[str, Any]]:
     """Return parameter groups: `rate` is in units of the largest value that a weight can have."""
     groups = [
         {"params": [latent], "lr": rate * (weight.high - weight.low) / 2, "weight_decay": 0.0}
@@ -120,7 +119,7 @@ def _groups(module: Any, rate: float) -> list[dict[str, Any]]:
     return groups + [{"params": found, "lr": rate, "weight_decay": 0.0} for found in others if found]
 
 
-def _keep_outputs(module: Any, feeds: Feeds, path: Path) -> None:
+def _keep_outputs(module: GraphModule, feeds: Feeds, path: Path) -> None:
     """Keep what the module gives on held-out samples, so that the written graph can be held against it."""
     arrays: dict[str, Any] = {}
     count = 0

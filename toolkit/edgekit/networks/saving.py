@@ -24,6 +24,7 @@ def save_network(
     changes: tuple[Change, ...] = (),
     *,
     config: dict[str, Any] | None = None,
+    record: dict[str, Any] | None = None,
 ) -> None:
     """Write what rebuilds `module`: the files of the artifact that it came from, the changes since, and its state.
 
@@ -32,12 +33,13 @@ def save_network(
         source: the folder of the artifact that it was rebuilt from.
         out: an empty folder.
         changes: what was done to its structure since, in order; a change of the weights alone need not be given.
+        record: what stands for the record of `source`, for a network that was built anew.
         config: for a model of transformers whose configuration says its new structure: what `config.json` becomes.
 
     Raises:
         InputError: the state holds something that is not a dense tensor with data.
     """
-    record = read_record(source)
+    record = read_record(source) if record is None else record
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source).as_posix()
         if path.is_file() and not _replaced(name):

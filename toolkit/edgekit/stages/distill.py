@@ -28,6 +28,9 @@ class Distill:
     al., 2015).
 
     Attributes:
+        config: makes the student: keys of a Hugging Face model's `config.json` and their new values (fewer
+            `num_hidden_layers`, a smaller `intermediate_size`); it starts from the weights that it can take over.
+            Empty: the student is the model.
         epochs: at most so many passes for the outputs.
         feature_epochs: passes for the features before; 0 leaves them out.
         temperature: softens the class scores of both.
@@ -48,6 +51,7 @@ class Distill:
     needs: ClassVar[frozenset[str]] = frozenset({"data", "training", "original"})
     libraries: ClassVar[tuple[str, ...]] = ("torch", "transformers", "accelerate", "onnxruntime", "numpy")
 
+    config: dict[str, int | float | str | bool] = field(default_factory=dict)
     epochs: int = 5
     feature_epochs: int = 2
     temperature: float = 2.5
@@ -83,7 +87,7 @@ class Distill:
         """
         if inputs.teacher is None:
             raise EdgekitError("distill was run without a teacher")
-        if inputs.teacher[0].files == inputs.artifact.files:
+        if inputs.teacher[0].files == inputs.artifact.files and not self.config:
             return _unchanged(inputs.folder, out)
         numbers = ("epochs", "feature_epochs", "temperature", "alpha", "batch", "rate", "patience", "decay")
         arguments = {
@@ -95,7 +99,7 @@ class Distill:
             "teacher": teacher_of(inputs, context, self.shapes, self.dtypes),
             "threads": context.threads,
             "seed": context.seed,
-            **{key: getattr(self, key) for key in (*numbers, "layers", "shapes", "dtypes")},
+            **{key: getattr(self, key) for key in (*numbers, "config", "layers", "shapes", "dtypes")},
         }
         facts: dict[str, Any] = run_in_child(
             "edgekit.networks.distill:distill",

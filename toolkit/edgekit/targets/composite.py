@@ -12,14 +12,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec
+
 from edgekit.artifact import digest, sha256_file
 from edgekit.budget import Figure, Provenance
-from edgekit.errors import EdgekitError, InputError, LinkError, TargetError, UnsupportedError
+from edgekit.errors import EdgekitError, LinkError
 from edgekit.events import Finding
 from edgekit.jobs import RUNNER, SCHEMA, encode_feeds, runner_files
 from edgekit.profile import Profile
 from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
 from edgekit.targets import machines
+from edgekit.targets.accidents import as_error, died
 from edgekit.targets.chunks import chunks, plain, read_outputs
 from edgekit.targets.figures import energy_figure, latency_figures, memory_figure, settled_latency, unproven_figures
 from edgekit.transport import Transport
@@ -170,12 +173,13 @@ class CompositeTarget:
             job |= {"sustained": sustained} if sustained else {}
             timeout = RUN_SECONDS + MEASURE_SECONDS + 2 * ENERGY_SECONDS + 2 * sustained
             self.details = self._start("measure", bundle, job, Path(scratch), timeout=timeout)
-        probe, notes = self.probe(), []
+        probe, notes, fallen = self.probe(), [], ""
         on = f"{self._transport.title} ({machines.name_of(probe)}, {machines.engine_of(self.details['engine'])})"
         if machines.is_of_kind(probe, self._profile):  # elsewhere the figures are known to be another machine's
             fallback = self.details["fallback"]
             ran = machines.engine_of(self.details["engine"])
-            notes += [f"{ran} ran instead of {fallback['asked'][0]}: {fallback['reason']}"] if fallback else []
+            fallen = f"{ran} ran instead of {fallback['asked'][0]}: {fallback['reason']}" if fallback else ""
+            notes += [fallen] if fallen else []
             mode = machines.other_power_mode(probe, self._profile)
             notes += [f"measured in {mode}"] if mode else []
         summary, finding = settled_latency(self.details, sustained, self._transport.title)
@@ -183,8 +187,8 @@ class CompositeTarget:
             self._find(finding)
         energy = self.details.get("energy")
         return (
-            *latency_figures(summary, on, notes),
-            memory_figure(self.details["memory"], on, notes),
+            *(msgspec.structs.replace(figure, disqualified=fallen) for figure in latency_figures(summary, on, notes)),
+            memory_figure(self.details["memory"], on, notes, unified="jetson" in probe),
             *([energy_figure(energy, on, notes)] if energy else []),
         )
 
@@ -231,7 +235,7 @@ class CompositeTarget:
             name, local = f"{home}/probe.json", Path(scratch, "probe.json")
             done = self._transport.run([self._transport.python, self._runner, "probe", name], timeout=PROBE_SECONDS)
             if done.status:
-                raise self._died(done.status, done.stderr)
+                raise died(done.status, done.stderr, self.url)
             self._transport.pull(name, local)
             found: machines.Probe = json.loads(local.read_bytes())
             return found
@@ -275,11 +279,11 @@ class CompositeTarget:
         path = self._transport.push(scratch / "job.json", f"{self._folder}/job-{name}.json")
         done = self._transport.run([self._transport.python, self._runner, command, path], timeout=timeout)
         if done.status not in (0, 1):
-            raise self._died(done.status, done.stderr)
+            raise died(done.status, done.stderr, self.url)
         self._transport.pull(f"{self._folder}/{whole['result']}", scratch / "result.json")
         result: dict[str, Any] = json.loads((scratch / "result.json").read_bytes())
         if error := result.get("error"):
-            raise _as_error(error, str(facts["model"]), self.url)
+            raise as_error(error, str(facts["model"]), self.url)
         if fallback := result.get("fallback"):
             asked, ran = " ".join(fallback["asked"]), machines.engine_of(result["engine"])
             text, remedy = f"asked was {asked}, {ran} ran: {fallback['reason']}", "Install it there, or ask for less."
@@ -303,28 +307,6 @@ class CompositeTarget:
         if finding not in self.findings:
             self.findings.append(finding)
 
-    def _died(self, status: int, stderr: str) -> TargetError:
-        lines = [line for line in stderr.splitlines() if line.strip()]
-        killed = "it was killed, as happens when memory runs out" if status in (-9, 137) else f"status {status}"
-        return TargetError(
-            f"the runner ended without a result: {killed}" + (f" ({lines[-1][:300]})" if lines else ""),
-            where=self.url,
-            remedy="Look for free memory and at the machine's log (dmesg), then try again.",
-        )
-
 
 def _job_folder() -> str:
     return f"job-{secrets.token_hex(6)}"
-
-
-def _as_error(error: dict[str, str], model: str, url: str) -> EdgekitError:
-    """Return the error that the runner told as one of ours."""
-    kind, text, remedy = error["kind"], error["text"], error["remedy"]
-    if kind == "input":
-        return InputError(
-            text, where=model, remedy=remedy or "Compare the data's preprocessing with the model's inputs."
-        )
-    if kind in ("missing", "memory"):
-        return TargetError(text, where=url, remedy=remedy or "Free memory on the machine, or use a smaller model.")
-    remedy = remedy or "The machine's runtime may be older than the model's opset: update it, or choose its profile."
-    return UnsupportedError(text, where=f"{model} on {url}", remedy=remedy)

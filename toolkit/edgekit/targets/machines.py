@@ -92,9 +92,20 @@ def compare(probe: Probe, profile: Profile, where: str) -> list[Finding]:
         remedy = "Choose a profile without them: models may run slower or differ."
         found.append(Finding(severity="warning", node=where, rule="target-cpu-features", text=text, remedy=remedy))
     if mode := other_power_mode(probe, profile):
-        text, remedy = f"{name} runs in {mode}", "Set it with nvpmodel, or choose the profile of that mode."
+        text, remedy = f"{name} runs in {mode}", power_mode_remedy(probe, profile)
         found.append(Finding(severity="warning", node=where, rule="target-power-mode", text=text, remedy=remedy))
     return found
+
+
+def power_mode_remedy(probe: Probe, profile: Profile) -> str:
+    """Say how the profile's power mode is set: its number differs from module to module, so it is looked up there."""
+    wanted = profile.settings.get(profile.runtime, {}).get("power_mode")
+    modes = probe.get("jetson", {}).get("power_modes", {})
+    if wanted in modes:
+        return f"Set it there: sudo nvpmodel -m {modes[wanted]} && sudo jetson_clocks"
+    if modes:
+        return f"This board has no mode {wanted}, only {', '.join(modes)}: choose the profile of one of them."
+    return "Set it with nvpmodel, or choose the profile of that mode."
 
 
 def _arch(probe: Probe) -> str:
