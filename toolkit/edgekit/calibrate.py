@@ -33,6 +33,9 @@ _SHOWN = ("board", "cpu", "gpu", "power_mode")
 _VERSIONS = ("onnxruntime", "tensorrt")
 """What of a target's fingerprint stands in the written file."""
 
+_LOOSE = 2.0
+"""Factor of the interval above which a calibration is hardly one."""
+
 _UNDISTURBED = 0.1
 """Quantile of the runs that counts: other work on the machine is none of its constants."""
 
@@ -111,6 +114,7 @@ def calibrate(
         spread, ratios = found.spread, found.ratios
         source = f"measured {on}: fitted to {len(timed)} small graphs"
         why = f"measured {on}: each of {found.networks} small networks predicted by a fit without it"
+        _warn(spread, place, listen)
     with replacing(path) as file:
         file.write(overlay(profile, device, tables, source, (spread, why)).encode())
     measured = {item.name: item.ms for item in timed}
@@ -185,6 +189,20 @@ def overlay(profile: str, device: Profile, tables: Tables, source: str, interval
     if unlike is not None and unlike.value < spread:
         lines.append(_line("spread_unlike", spread, why))
     return "\n".join(lines) + "\n"
+
+
+def _warn(spread: float, place: str, listen: events.Listener) -> None:
+    """Tell when the fit predicts its own networks badly."""
+    if spread <= _LOOSE:
+        return
+    finding = events.Finding(
+        severity="warning",
+        node="",
+        rule="calibration-loose",
+        text=f"the networks measured on {place} are predicted within a factor of {spread:.2g} only",
+        remedy="Calibrate again when nothing else runs there, with its clocks locked.",
+    )
+    listen(events.Found(finding=finding))
 
 
 def _line(name: str, value: float, source: str) -> str:
