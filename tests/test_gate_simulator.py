@@ -40,6 +40,9 @@ class Stand:
     def close(self):
         pass
 
+    def reach(self):
+        pass
+
     def fingerprint(self):
         return {"simulator": self.url}
 

@@ -160,7 +160,7 @@ def fixed(model, feed, folder):
     sizes = {}
     for value in model.graph.input:
         for number, dim in enumerate(value.type.tensor_type.shape.dim if value.name in feed else ()):
-            if not dim.dim_value:
+            if dim.dim_value <= 0:
                 dim.dim_param = f"{value.name}_{number}"
                 sizes[dim.dim_param] = feed[value.name].shape[number]
     freeze(model, sizes, folder)

@@ -19,14 +19,15 @@ from edgekit.data import Dataset, Samples, take
 from edgekit.errors import InputError, UnsupportedError
 from edgekit.evaluate import (
     Comparison,
-    distance_findings,
+    Simulated,
+    disagreements,
     evaluate,
     figures,
     is_steady,
+    judge_simulated,
     load_outputs,
     run_onnx,
     save_outputs,
-    with_disagreement,
 )
 from edgekit.evaluate.rows import TOGETHER, leading_axis, rows_of, together
 from edgekit.events import Finding
@@ -167,11 +168,11 @@ class Gate:
         few = take(self.data.calibration, FEW, seed=self.seed)
         with tempfile.TemporaryDirectory(prefix="edgekit-fit-") as scratch:
             facts = self.exporter.compile(candidate, folder, self.profile, Path(scratch))
-            bundle = Bundle(folder=Path(scratch), facts=facts)
-            found = self.simulator.run(bundle, feeds_of(few, "simulator", self.listen))
+            found = self.simulator.run(
+                Bundle(folder=Path(scratch), facts=facts), feeds_of(few, "simulator", self.listen)
+            )
             stand_in = run_onnx(Path(scratch, str(facts["model"])), feeds_of(few, "CPU", self.listen))
-            apart = evaluate(stand_in, found, None, find_metric("agreement"), batched=self.leading is not None)
-        told = distance_findings(apart, apart, apart, floats=self._floats, place=self.simulator.place)
+            told = disagreements(stand_in, found, floats=self._floats, place=self.simulator.place)
         wrong = next((finding for finding in told if finding.severity == "error"), None)
         if wrong is not None:
             raise UnsupportedError(wrong.text, where=wrong.node, remedy=wrong.remedy)
@@ -265,6 +266,10 @@ class Gate:
         return self.data.evaluation if len(self.data.evaluation) else self.data.calibration
 
     @property
+    def _original(self) -> Path:
+        return self.store.folder(self.reference.id)
+
+    @property
     def _floats(self) -> set[str]:
         return {spec.name for spec in self.reference.specs("outputs") if spec.dtype.startswith("float")}
 
@@ -300,31 +305,21 @@ class Gate:
         return figures(comparison, on=place, provenance=provenance), comparison.findings
 
     def _simulated(self, bundle: Bundle, target: Simulator) -> tuple[Comparison, tuple[Finding, ...]]:
-        """Hold a simulator's outputs on the samples that it can run, its stand-in's on all, against the original's.
-
-        When it runs all of them they are what is judged; else see `edgekit.evaluate.simulated`.
-        """
-        whole_split = self._samples("evaluation")
-        few = take(whole_split, target.affordable(bundle, self._one_feed(), len(whole_split)), seed=self.seed)
+        """Judge by a simulator on the samples that it can run; see `edgekit.evaluate.simulated`."""
+        every = self._samples("evaluation")
+        few = take(every, target.affordable(bundle, self._one_feed(), len(every)), seed=self.seed)
         stand_in = bundle.folder / str(bundle.facts["model"])
         whole = self.compare("evaluation", run_onnx(stand_in, self.feeds("evaluation", "CPU"), threads=self.threads))
-        with tempfile.TemporaryDirectory(prefix="edgekit-sim-") as scratch:
-            path = Path(scratch, OUTPUTS)
-            feeds = feeds_of(few, "evaluation: simulator", self.listen)
-            save_outputs(path, together(target.run(bundle, feeds), self.leading))
-            near, apart = (
-                evaluate(
-                    together(run_onnx(graph, feeds_of(few, "evaluation: CPU", self.listen)), self.leading),
-                    load_outputs(path),
-                    rows_of(few.labels, self.leading),
-                    self.judged_by,
-                    batched=self.leading is not None,
-                    seed=self.seed,
-                )
-                for graph in (self.store.folder(self.reference.id), stand_in)
-            )
-        told = distance_findings(whole, near, apart, floats=self._floats, place=target.place)
-        return (near if len(few) == len(whole_split) else with_disagreement(whole, apart)), told
+        return judge_simulated(
+            Simulated(target.place, len(few) == len(every), self._floats),
+            target.run(bundle, feeds_of(few, "evaluation: simulator", self.listen)),
+            (run_onnx(graph, feeds_of(few, "evaluation: CPU", self.listen)) for graph in (self._original, stand_in)),
+            whole,
+            rows_of(few.labels, self.leading),
+            self.judged_by,
+            leading=self.leading,
+            seed=self.seed,
+        )
 
     def _measure_original(self, bundle: Bundle, target: Target) -> tuple[Figure, ...]:
         """Measure the original on the same target, in the same way: what `never ship worse` compares with."""

@@ -10,17 +10,26 @@ from edgekit.evaluate.comparison import Comparison, compare, evaluate, figures
 from edgekit.evaluate.distances import ColumnGroup, OutputDistance
 from edgekit.evaluate.reference import load_outputs, save_outputs
 from edgekit.evaluate.session import is_steady, run_onnx
-from edgekit.evaluate.simulated import distance_findings, with_disagreement
+from edgekit.evaluate.simulated import (
+    Simulated,
+    disagreements,
+    distance_findings,
+    judge_simulated,
+    with_disagreement,
+)
 
 __all__ = [
     "ColumnGroup",
     "Comparison",
     "OutputDistance",
+    "Simulated",
     "compare",
+    "disagreements",
     "distance_findings",
     "evaluate",
     "figures",
     "is_steady",
+    "judge_simulated",
     "load_outputs",
     "run_onnx",
     "save_outputs",

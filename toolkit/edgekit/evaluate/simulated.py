@@ -7,15 +7,84 @@ device loses is at most what the stand-in loses, plus what simulator and stand-i
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+import tempfile
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
-from edgekit.evaluate.comparison import Comparison
+from edgekit.data import Feed
+from edgekit.evaluate.comparison import Comparison, evaluate
+from edgekit.evaluate.reference import load_outputs, save_outputs
+from edgekit.evaluate.rows import together
 from edgekit.events import Finding
+from edgekit.metrics import Labels, Metric, find_metric
 
 LEAST_DB = 20.0
 """Ratio below which the simulator computes something else than the graph says: rounding alone gives 30 and more."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What was simulated.
+
+    Attributes:
+        place: by what.
+        all: whether every sample was.
+        floats: names of the outputs that hold floating-point numbers: one class that flips is no error.
+    """
+
+    place: str
+    all: bool
+    floats: Container[str]
+
+
+def judge_simulated(
+    what: Simulated,
+    found: Iterable[Feed],
+    others: Iterable[Iterable[Feed]],
+    whole: Comparison,
+    labels: Labels,
+    metric: Metric,
+    *,
+    leading: str | int | None,
+    seed: int,
+) -> tuple[Comparison, tuple[Finding, ...]]:
+    """Hold a simulator's outputs against the original's and the stand-in's.
+
+    Args:
+        what: what was simulated.
+        found: the simulator's outputs, one by one; read once.
+        others: the outputs of the original and of the stand-in on the same samples.
+        whole: the original against the stand-in, on all samples.
+        labels: of the simulated samples.
+        metric: what is judged.
+        leading: the axis that counts rows; None without one.
+        seed: of the bootstrap.
+
+    Returns:
+        What is judged: the simulator alone when it ran all samples, else see `with_disagreement`; and the distances.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgekit-sim-") as scratch:
+        path = Path(scratch, "outputs.npz")
+        save_outputs(path, together(found, leading))
+        near, apart = (
+            evaluate(
+                together(outputs, leading), load_outputs(path), labels, metric, batched=leading is not None, seed=seed
+            )
+            for outputs in others
+        )
+    told = distance_findings(whole, near, apart, floats=what.floats, place=what.place)
+    return (near if what.all else with_disagreement(whole, apart)), told
+
+
+def disagreements(
+    stand_in: Iterable[Feed], found: Iterable[Feed], *, floats: Container[str], place: str
+) -> tuple[Finding, ...]:
+    """Tell how far a simulator's outputs on a few samples are from its stand-in's; see `distance_findings`."""
+    apart = evaluate(stand_in, found, None, find_metric("agreement"), batched=False)
+    return distance_findings(apart, apart, apart, floats=floats, place=place)
 
 
 def with_disagreement(whole: Comparison, apart: Comparison) -> Comparison:
