@@ -305,3 +305,27 @@ def test_a_student_takes_over_what_fits(language, tmp_path):
 def test_only_models_of_transformers_have_a_configuration(place, tmp_path):
     with pytest.raises(UnsupportedError, match="configuration"):
         distill(arguments(place, tmp_path, config={"num_hidden_layers": 1}), lambda _: None)
+
+
+def test_a_graph_of_a_fixed_batch_teaches_row_by_row(place, tmp_path):
+    import onnx
+    from onnx import helper, numpy_helper
+
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(64, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["f"]),
+        helper.make_node("MatMul", ["f", "w"], ["m"]),
+        helper.make_node("Reshape", ["m", "shape"], ["output"]),
+    ]
+    value = [helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", [1, 1, 8, 8]), ("output", [1, 3]))]
+    constants = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.array([1, -1]), "shape")]
+    model = helper.make_model(helper.make_graph(nodes, "g", value[:1], value[1:], constants), ir_version=9)
+    model.opset_import[0].version = 17
+    onnx.save(model, tmp_path / "model.onnx")
+    feeds = Feeds(place / "feeds", seed=0, batch=16)
+    given = {"folder": str(tmp_path), "kind": "onnx", "labels": [], "cache": str(tmp_path / "cache")}
+    teacher = open_teacher(given, feeds, lambda _: None)
+    batch = feeds.load(feeds.held[:5])
+    wanted = batch.feed["x"].reshape(5, -1) @ weight
+    np.testing.assert_allclose(teacher.outputs(batch)["output"].numpy(), wanted, rtol=1e-4, atol=1e-4)

@@ -180,14 +180,14 @@ def test_feeds_are_written_once_and_read_back_by_bucket(tmp_path):
     assert min(len(taken) for taken in feeds.epoch(1)) > 1  # BatchNorm cannot train on one sample
 
 
-def test_samples_of_several_rows_stay_alone(tmp_path):
+def test_samples_of_several_rows_come_together(tmp_path):
     rows = [{"x": np.full((2, 3), index, np.float32)} for index in range(40)]
     given = MemorySamples(rows, np.arange(80).reshape(40, 2))
     given.joinable = False
     feeds = Feeds(write_feeds(given, tmp_path / "feeds", events.ignore), seed=0, batch=16)
     batch = feeds.load(feeds.epoch(1)[0])
-    assert batch.feed["x"].shape == (2, 3)
-    assert batch.labels.tolist() == [2 * batch.indices[0], 2 * batch.indices[0] + 1]
+    assert batch.feed["x"].shape == (2 * len(batch.indices), 3)
+    assert batch.labels.tolist() == [2 * index + row for index in batch.indices for row in (0, 1)]
 
 
 def test_norms_are_settled_first_and_held_while_training(tmp_path):

@@ -87,7 +87,7 @@ def _write(samples: Samples, folder: Path, listen: events.Listener, label: str) 
         if labels is not None:
             np.save(folder / f"{bucket.number}.labels.npy", labels[bucket.indices])
         rows.append({"inputs": bucket.described(), "indices": bucket.indices})
-    found = {"joinable": bool(getattr(samples, "joinable", True)), "buckets": rows, "labels": labels is not None}
+    found = {"buckets": rows, "labels": labels is not None}
     (folder / _INDEX).write_text(json.dumps(found))
 
 
@@ -132,7 +132,7 @@ class Feeds:
     def __init__(self, folder: Path, *, seed: int, batch: int) -> None:
         """Map the arrays of `folder`."""
         index = json.loads((folder / _INDEX).read_bytes())
-        self._batch = batch if index["joinable"] else 1
+        self._batch = batch
         buckets = [
             Bucket(
                 {
@@ -149,7 +149,7 @@ class Feeds:
             )
             for number, bucket in enumerate(index["buckets"])
         ]
-        self._buckets = joined(buckets) if index["joinable"] else buckets
+        self._buckets = joined(buckets)
         self._places = {
             sample: (number, row)
             for number, bucket in enumerate(self._buckets)

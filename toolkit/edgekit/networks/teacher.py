@@ -127,13 +127,21 @@ def _onnx_run(folder: Path) -> Run:
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(folder / MAIN, options, providers=["CPUExecutionProvider"])
     names, inputs = [value.name for value in session.get_outputs()], [value.name for value in session.get_inputs()]
+    first = {value.shape[0] if value.shape else None for value in session.get_inputs()}
+    fixed = first.pop() if len(first) == 1 else None
 
     def run(feed: dict[str, Array]) -> dict[str, Array]:
         missing = sorted(set(inputs) - set(feed))
         if missing:
             raise InputError(f"the teacher takes {', '.join(missing)} too", where="teacher", remedy=_SAME)
         try:
-            found = session.run(names, {name: feed[name] for name in inputs})
+            count = len(feed[inputs[0]])
+            rows = fixed if isinstance(fixed, int) else count
+            parts = [
+                session.run(names, {name: feed[name][start : start + rows] for name in inputs})
+                for start in range(0, count, rows)
+            ]
+            found = [np.concatenate(column) for column in zip(*parts, strict=True)] if len(parts) > 1 else parts[0]
         except Exception as error:
             raise _refused(error) from error
         return {name: value for name, value in zip(names, found, strict=True) if value.dtype.kind == "f"}

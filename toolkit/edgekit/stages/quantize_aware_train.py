@@ -56,7 +56,7 @@ class QuantizeAwareTrain:
     libraries: ClassVar[tuple[str, ...]] = ("torch", "accelerate", "numpy", "onnx", "onnxruntime")
 
     epochs: int = 5
-    alpha: float = 0.5
+    alpha: float = 0.9
     temperature: float = 2.5
     pull: float = 0.01
     learn_scales: bool = False
