@@ -9,7 +9,12 @@ import pytest
 
 pytest_plugins = ["sshd", "command", "emulator"]
 
-PROGRAMS = {"busybox": "busybox", "openssh-server": "sshd", "qemu-user-static": "qemu-aarch64-static"}
+PROGRAMS = {
+    "busybox": "busybox",
+    "iproute2": "ip",
+    "openssh-server": "sshd",
+    "qemu-user-static": "qemu-aarch64-static",
+}
 """Package of tests/system-packages.txt -> a program that it brings."""
 SYSTEM_PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 

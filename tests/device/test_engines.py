@@ -370,6 +370,68 @@ def test_engine_refuses_what_it_cannot_take():
         engine_trt.TrtEngine(StandInTensorRt, StandInCuda(), b"of another version", "gpu")
 
 
+class OutOfMemory:
+    """A stand-in of a builder that gives no engine and says why, as TensorRT does."""
+
+    class ILogger:
+        INTERNAL_ERROR, ERROR, WARNING = "internal", "error", "warning"
+
+    class NetworkDefinitionCreationFlag(IntEnum):
+        STRONGLY_TYPED = 1
+
+    __version__ = "10.3.0"
+
+    def __init__(self, words):
+        self.words = words
+
+    def Builder(self, logger):  # noqa: N802 - their name
+        def build(network, config):
+            logger.log("warning", "this is slow")
+            logger.log("error", self.words)
+
+        return types.SimpleNamespace(
+            create_network=lambda bits: None,
+            create_builder_config=lambda: None,
+            build_serialized_network=build,
+        )
+
+    def OnnxParser(self, network, logger):  # noqa: N802 - their name
+        return types.SimpleNamespace(parse_from_file=lambda path: True)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("[virtualMemoryBuffer.cpp] Error Code 2: OutOfMemory (Requested size was 1342177280 bytes.)", MemoryError),
+        ("Cuda Runtime (out of memory)", MemoryError),
+        ("Error Code 10: Could not find any implementation for node x", RuntimeError),
+    ],
+)
+def test_an_engine_that_cannot_be_built_is_told_in_tensorrt_s_words(words, kind):
+    with pytest.raises(kind, match="cannot build the engine") as caught:
+        engine_trt.build(OutOfMemory(words), "m.onnx")
+    assert words in str(caught.value)
+    assert "slow" not in str(caught.value)
+
+
+def test_a_tool_that_fails_leaves_nothing_half(tmp_path, runner, job, result):
+    onnx_models.linear(tmp_path / "model.onnx")
+    np.savez(tmp_path / "in.npz", **{"0:x": np.zeros((2, 8), np.float32)})
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    script = tools / "trtexec"
+    script.write_text(
+        '#!/bin/sh\ncase "$*" in *--help*) echo "[TensorRT v100300]"; exit 0;; esac\n'
+        'for word; do case $word in --saveEngine=*) echo half > "${word#--saveEngine=}";; esac; done\nexit 9\n'
+    )
+    script.chmod(script.stat().st_mode | stat.S_IEXEC)
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+    assert runner("measure", job(runtime="tensorrt"), env=environment)[0] == 1
+    assert "ended with status 9" in result()["error"]["text"]
+    assert not list(tmp_path.glob("*.part*"))
+    assert not list(tmp_path.glob("*.engine*"))
+
+
 RTX = """
 import sys
 import tensorrt_rtx as trt

@@ -49,6 +49,12 @@ def tree(tmp_path):
     return build
 
 
+def test_what_the_machine_could_still_give(tree):
+    assert machine.available_bytes(tree({"proc/meminfo": "MemTotal: 8 kB\nMemAvailable:   2048 kB\n"})) == 2 << 20
+    assert machine.available_bytes(tree({"proc/meminfo": "MemTotal: 8 kB\n"})) is None
+    assert machine.available_bytes() > 1e6
+
+
 def test_this_machine():
     found = machine.probe()
     assert "errors" not in found

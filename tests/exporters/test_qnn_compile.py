@@ -20,7 +20,7 @@ from edgekit.exporter import load_exporter
 from edgekit.profile import Graph, load_profile
 from edgekit_exporters.qnn import told
 from edgekit_exporters.qnn.options import check_options
-from edgekit_exporters.qnn.sanitize import order_gates
+from edgekit_exporters.qnn.sanitize import order_gates, plain_gathers
 
 needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("onnxruntime_qnn") is None, reason="needs the extra qnn (onnxruntime-qnn, x86-64 Linux)"
@@ -183,6 +183,23 @@ def test_hard_sigmoid_gates_are_read_first_and_the_rest_is_left_alone():
     assert order_gates(model) == ["gate"]
     assert [list(n.input) for n in model.graph.node[1:]] == [["h", "x"], ["h", "a"], ["x", "b"]]
     assert order_gates(model) == []
+
+
+def test_a_gather_of_everything_in_its_order_is_a_reshape_and_others_stay():
+    everything = np.stack(np.meshgrid([0], [0, 1, 2], indexing="ij"), -1).reshape(1, 1, 3, 2)
+    for number, (indices, op) in enumerate([(everything, "Reshape"), (everything[:, :, ::-1], "GatherND")]):
+        nodes = [
+            kinds.node("Cast", ["x"], ["b"], to=onnx.TensorProto.BOOL),
+            kinds.node("GatherND", ["b", "i"], ["g"], name="mask"),
+            kinds.node("Cast", ["g"], ["y"], to=onnx.TensorProto.FLOAT),
+        ]
+        constants = {"i": np.ascontiguousarray(indices)}
+        model = kinds.build(nodes, [kinds.value("x", [1, 3])], [kinds.value("y", [1, 1, 3])], constants)
+        feed = {"x": np.array([[0, 1, 0]], np.float32) + np.float32(number)}
+        before = kinds.run(model, feed)[0]
+        assert plain_gathers(model) == (["mask"] if op == "Reshape" else [])
+        assert model.graph.node[1].op_type == op
+        np.testing.assert_array_equal(kinds.run(model, feed)[0], before)
 
 
 def test_the_estimates_of_several_graphs_are_summed(tmp_path):

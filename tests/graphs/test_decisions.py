@@ -81,6 +81,21 @@ def test_the_table_says_what_stands_in_the_int8_graph(name, runtime, tmp_path):
         assert any(d.node == node for d in plan.decisions), f"nothing is said of {node}"
 
 
+@pytest.mark.parametrize("precision", ["w8a16", "w4a16"])
+def test_other_precisions_are_told_as_they_are(precision, tmp_path):
+    stage = QuantizeInt8(precision=precision)
+    *_, written, plan = made(tmp_path, stage, "residual CNN", "qnn")
+    stored = {t.name: t.data_type for t in written.graph.initializer}
+    weights = of(plan, "weight", "static")
+    narrow = [d for d in weights if "nothing between integer products" not in d.why]
+    assert {d.type for d in narrow} == {"int4" if precision == "w4a16" else "int8"}
+    for decision in narrow:
+        assert stored[decision.tensor + "_quantized"] == onnx.TensorProto.DataType.Value(decision.type.upper())
+        assert decision.bits == (4 if precision == "w4a16" else 8)
+    assert {(d.type, d.bits) for d in of(plan, "activation", "static")} == {("uint16", 16)}
+    assert plan.coverage["precision"] == precision
+
+
 def test_what_has_no_kernel_says_so(tmp_path):
     *_, plan = made(tmp_path, QuantizeInt8(), "Q23 LSTM and GRU")
     why = {d.op: d.why for d in of(plan, "weight")}

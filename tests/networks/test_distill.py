@@ -214,6 +214,50 @@ def test_equal_features_have_no_distance_and_no_projection():
     assert float(matching.loss({"a": 2 * value}, {"b": value})) == pytest.approx(1)
 
 
+def test_an_exported_program_is_finetuned_too(place, tmp_path):
+    network = rebuild(place / "student")
+    program = torch.export.export(
+        network.module.eval(),
+        (torch.zeros(2, 1, 8, 8),),
+        dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=1024)},),
+    )
+    torch.export.save(program, tmp_path / "net.pt2")
+    intake_torch(str(tmp_path / "net.pt2"), tmp_path / "program")
+    given = {**arguments(place, tmp_path, folder=str(tmp_path / "program"), epochs=3), "teacher": None}
+    facts = finetune(given, lambda _: None)
+    held = [row["held_out"] for row in facts["training"]["history"]]
+    assert min(held) < held[0]
+    assert agreement(place, tmp_path / "out") > agreement(place, tmp_path / "program")
+
+
+def test_a_batch_that_the_network_does_not_take_is_told(place, tmp_path):
+    network = rebuild(place / "student")
+    torch.export.save(torch.export.export(network.module.eval(), (torch.zeros(1, 1, 8, 8),)), tmp_path / "net.pt2")
+    intake_torch(str(tmp_path / "net.pt2"), tmp_path / "program")
+    given = {**arguments(place, tmp_path, folder=str(tmp_path / "program"), epochs=1), "teacher": None}
+    with pytest.raises(InputError, match="does not take a batch of 16") as caught:
+        finetune(given, lambda _: None)
+    assert "`batch`" in caught.value.remedy
+    assert finetune({**given, "batch": 1}, lambda _: None)["training"]["epochs"] == 1
+
+
+def test_a_teacher_that_does_not_say_what_it_is_fed_with(place, tmp_path, monkeypatch):
+    (tmp_path / "mute_of_distill.py").write_text(
+        "import nets_of_distill\n\n"
+        "def mute():\n    net = nets_of_distill.teacher()\n    net.example_inputs = None\n    return net\n"
+    )
+    (tmp_path / "nets_of_distill.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    intake_torch("python:mute_of_distill:mute", tmp_path / "mute")
+    given = arguments(place, tmp_path)
+    feeds = Feeds(place / "feeds", seed=0, batch=16)
+    wanted = open_teacher(given["teacher"], feeds, lambda _: None)
+    mute = {**given["teacher"], "folder": str(tmp_path / "mute"), "cache": str(tmp_path / "cache" / "mute")}
+    found = open_teacher(mute, feeds, lambda _: None)
+    batch = feeds.load(feeds.held[:4])
+    torch.testing.assert_close(found.outputs(batch)["output"], wanted.outputs(batch)["output"])
+
+
 # --- a student of the same family ------------------------------------------------------------------------------------
 
 

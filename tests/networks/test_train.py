@@ -13,6 +13,7 @@ from edgekit.networks.checkpoint import FILE, unique_state
 from edgekit.networks.feeds import LEAST, Feeds, write_feeds
 from edgekit.networks.losses import find_task
 from edgekit.networks.network import Network
+from edgekit.networks.padding import Bucket, joined
 from edgekit.networks.train import Schedule, fit, outputs_of, runner_of
 from house import MemorySamples
 
@@ -222,3 +223,42 @@ def test_statistics_that_are_right_stay_as_they_are(tmp_path):
     schedule = Schedule(epochs=1, rate=0.01)
     fit(runner_of(network), feeds, loss, schedule, scratch=tmp_path / "s", tell=lambda _: None, judge=judge)
     assert all(torch.equal(old, new) for old, new in zip(before, norm.buffers(), strict=True))
+
+
+def test_sequences_of_about_the_same_length_are_padded_and_come_together(tmp_path):
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(3, 30, 60)
+    rows = [
+        {"input_ids": rng.integers(1, 90, (1, size)), "attention_mask": np.ones((1, size), np.int64)}
+        for size in lengths
+    ]
+    feeds = Feeds(write_feeds(MemorySamples(rows, np.arange(60)), tmp_path / "feeds", events.ignore), seed=0, batch=8)
+    assert len(feeds.counts) == 2
+    seen = []
+    for plan in (feeds.epoch(1), feeds.held_out()):
+        for taken in plan:
+            batch = feeds.load(taken)
+            for ids, mask, index in zip(*batch.feed.values(), batch.indices, strict=True):
+                size = lengths[index]
+                np.testing.assert_array_equal(ids[:size], rows[index]["input_ids"][0])
+                assert mask.sum() == size == mask[:size].sum()
+                assert len(ids) == max(length for length in lengths if -(-length // 16) == -(-size // 16))
+            seen += batch.indices
+    assert sorted(seen) == list(range(60))
+    assert max(len(taken) for taken in feeds.epoch(1)) == 8
+
+
+def test_labels_of_tokens_are_padded_with_what_does_not_count(tmp_path):
+    rows = [
+        {"input_ids": np.full((1, 3 + i % 2), i), "attention_mask": np.ones((1, 3 + i % 2), int)} for i in range(40)
+    ]
+    folder = write_feeds(MemorySamples(rows), tmp_path / "feeds", events.ignore)
+    made = joined(
+        [
+            Bucket({"attention_mask": np.ones((2, 1, size), int)}, np.full((2, size), 7), [size, size + 10])
+            for size in (3, 5)
+        ]
+    )
+    assert made[0].labels.tolist() == [[7, 7, 7, -100, -100]] * 2 + [[7] * 5] * 2
+    assert made[0].indices == [3, 13, 5, 15]
+    assert len(Feeds(folder, seed=0, batch=4).counts) == 1

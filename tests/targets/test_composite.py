@@ -194,6 +194,17 @@ def test_measure(target, bundle):
     assert target.details["engine"]["threads"] == 1
 
 
+def test_under_load_the_last_window_counts_and_that_is_told(bundle):
+    with open_target("local", HOST) as target:
+        figures = target.measure(bundle, feeds(1)[0], runs=100, threads=1, sustained=1.5)
+        told = target.details["sustained"]
+    assert len(told["windows"]) == 3
+    assert figures[0].n == told["last"]["n"]
+    assert figures[0].value == told["last"]["p50"]["value"]
+    (finding,) = [one for one in target.findings if one.rule in {"target-sustained", "target-throttles"}]
+    assert "under load for 2 s" in finding.text
+
+
 def summary(n=320):
     point = {"value": 10.0, "low": 9.5, "high": 10.5}
     told = {"n": n, "drift": 0.0, "unstable": False, "coarse": False, "tick": 0.0}
@@ -291,7 +302,7 @@ def test_closing_is_safe_at_any_time(bundle):
     target.close()
 
 
-@pytest.mark.parametrize("url", ["htp-simulator", "aihub://x", "adb://1", "", "locl"])
+@pytest.mark.parametrize("url", ["htp-simulator", "cloud://x", "", "locl"])
 def test_targets_that_are_not_there_are_refused_with_a_suggestion(url):
     with pytest.raises(UsageError, match="unknown target") as caught:
         open_target(url, HOST)

@@ -152,6 +152,11 @@ def test_memory():
     assert (figure.name, figure.value, figure.unit, figure.note) == ("memory", float(5 << 20), "B", "")
     gpu = memory_figure({"peak": 5 << 20, "baseline": 1, "growth": 1, "host_only": True}, "orin", [])
     assert "accelerator's own memory is not counted" in gpu.note
+    jetson = {"peak": 5 << 20, "baseline": 3 << 20, "growth": 2 << 20, "taken": 40 << 20, "host_only": True}
+    unified = memory_figure(jetson, "orin", [], unified=True)
+    assert (unified.value, unified.note) == (float(43 << 20), "")
+    assert memory_figure({**jetson, "taken": 0}, "orin", [], unified=True).value == float(5 << 20)
+    assert memory_figure({**jetson, "taken": None}, "orin", [], unified=True).note
     for unknown in (None, {"peak": None, "baseline": None, "growth": None, "host_only": False}):
         assert memory_figure(unknown, "orin", []).value is None
         assert "does not tell" in memory_figure(unknown, "orin", []).note

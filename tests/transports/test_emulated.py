@@ -76,6 +76,7 @@ def test_a_machine_without_packages_is_told_with_what_apt_said(script, words, tm
         tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setenv("EDGEKIT_EMULATOR", str(tmp_path / "emulator"))
+    (tmp_path / "emulator" / ".new-999999999-half").mkdir(parents=True)
     with pytest.raises(TargetError, match=words) as caught:
         aarch64_root.aarch64_python()
     assert caught.value.exit_status == 5

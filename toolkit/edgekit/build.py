@@ -111,9 +111,9 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         plan = make_plan(chosen, device, exporter, given)
         if dry_run:
             return _planned(plan)
-        if place:
-            with open_target(place, device) as machine:
-                machine.reach()  # an hour of work is not lost to a machine that is off
+        machine = open_target(place, device) if place else None
+        if machine is not None:
+            machine.reach()  # an hour of work is not lost to a machine that is off
 
         pipeline = Pipeline(
             store=shelf,
@@ -163,7 +163,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         compiled = pipeline.compile(exporter, candidate)
         bundle = bundle_of(compiled, shelf)
 
-        with open_target(place, device) if place else nullcontext() as machine:
+        with machine or nullcontext():
             trial = gate.trial(bundle, machine, candidate)
         findings += trial.findings
         verdict = judge(budgets, trial.figures)

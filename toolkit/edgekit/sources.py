@@ -13,6 +13,7 @@ from edgekit.data import Dataset
 from edgekit.data.faults import printable
 from edgekit.errors import InputError, UsageError
 from edgekit.store import Store
+from edgekit.targets.engines import engine_error, is_engine
 
 REVISION = 2
 """Raise it when the same files give another Artifact#0."""
@@ -43,6 +44,8 @@ def ingest(
     if weights is not None and model.endswith((".edgekit", ".onnx")):
         remedy = "Give --weights with python:module:factory only."
         raise UsageError("the model has weights of its own", where=model, remedy=remedy)
+    if is_engine(model):
+        raise engine_error(Path(model))
     key = _key(model, weights)
     if key and (known := _known(model, store, key, weights)):
         return known

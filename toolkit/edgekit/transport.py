@@ -13,6 +13,7 @@ from edgekit.errors import UsageError, did_you_mean
 TRANSPORTS = {
     "local": "edgekit.transports.local:LocalTransport",
     "ssh": "edgekit.transports.ssh:SshTransport",
+    "adb": "edgekit.transports.adb:AdbTransport",
     "emulated-aarch64": "edgekit.transports.emulated:EmulatedTransport",
 }
 """URL scheme -> `module:Class`. Adding a transport is one file and one line here."""

@@ -30,6 +30,7 @@ from edgekit.sources import ingest, read_data
 from edgekit.store import Store
 from edgekit.target import Feed, Target
 from edgekit.targets import open_target
+from edgekit.targets.engines import engine_error, is_engine
 
 _Told = TypeVar("_Told")
 
@@ -237,6 +238,8 @@ def _model(
     data, metric, reference, label_map = given
     calibration, strict = options.pop("calibration"), options.pop("strict")
     exporter = load_exporter(device.runtime)
+    if is_engine(model):
+        raise engine_error(Path(model), machine.fingerprint())
     candidate = ingest(model, store, listen=options["listen"])
     original = ingest(reference, store, listen=options["listen"]) if reference else candidate
     if candidate.kind != "onnx" or original.kind != "onnx":

@@ -13,7 +13,7 @@ from edgekit.graphs.freeze import freeze
 from edgekit.graphs.rules import open_inputs
 from edgekit.profile import Profile
 from edgekit_exporters.qnn.context import Context, RefusedError, compile_context
-from edgekit_exporters.qnn.sanitize import order_gates
+from edgekit_exporters.qnn.sanitize import order_gates, plain_gathers
 
 _KEPT = 8
 """Compilations that are kept at a time: a recipe's alternatives, each for two SoCs."""
@@ -87,10 +87,10 @@ def write_fixed(artifact: Artifact, folder: Path, profile: Profile, path: Path) 
     first = {spec.shape[0]: 1 for spec in open_inputs(artifact).values() if isinstance(spec.shape[0], str)}
     if first:
         freeze(model, first, folder)
-    gates = order_gates(model)
+    done = {"gates": order_gates(model), "gathers": plain_gathers(model)}
     model.ir_version = min(model.ir_version, profile.graph.max_ir)
     save_model(model, path, source=folder)
-    return {"gates": gates} if gates else {}
+    return {name: nodes for name, nodes in done.items() if nodes}
 
 
 def _make(artifact: Artifact, folder: Path, profile: Profile, options: dict[str, str], *, fallback: bool) -> _Made:

@@ -3,6 +3,7 @@
 An engine fits one TensorRT, one GPU and one set of options only: all of them are its key.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -103,6 +104,12 @@ def engine_path(model: str, parts: Dict[str, Any]) -> str:
             for block in iter(lambda: file.read(1 << 20), b""):
                 key.update(block)
     return "{}.{}.engine".format(model, key.hexdigest()[:24])
+
+
+def remove(path: str) -> None:
+    """Remove a file, if it is there and can be."""
+    with contextlib.suppress(OSError):
+        os.unlink(path)
 
 
 def write_about(engine: str, parts: Dict[str, Any], seconds: float) -> None:

@@ -9,8 +9,10 @@ Standard library and numpy, Python 3.8.
 import ctypes
 import glob
 import os
+import re
+import sys
 import time
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,6 +21,8 @@ if __package__:
 else:
     import engine_key  # type: ignore[import-not-found,no-redef]
 
+NO_MEMORY = re.compile("out ?of ?memory|memoryallocation|insufficient memory|failed to allocate", re.IGNORECASE)
+Words = List[str]
 Buffers = Dict[str, Tuple[int, int]]
 """Tensor -> (address on the GPU, bytes)."""
 
@@ -90,8 +94,10 @@ def build(
 
     Raises:
         RuntimeError: the parser or the builder refuses it, with their words.
+        MemoryError: there was too little memory to build it.
     """
-    logger = trt.Logger(trt.Logger.WARNING)
+    said = []  # type: Words
+    logger = collecting_logger(trt, said)
     builder = trt.Builder(logger)
     network_flags, builder_flags = engine_key.typing_flags(trt.__version__)
     bits = sum(1 << int(getattr(trt.NetworkDefinitionCreationFlag, name)) for name in network_flags)
@@ -114,8 +120,29 @@ def build(
         config.add_optimization_profile(profile)
     engine = builder.build_serialized_network(network, config)
     if engine is None:
-        raise RuntimeError("TensorRT {} cannot build the engine: its log says why".format(trt.__version__))
+        words = "; ".join(said[-3:])[-1000:] or "it does not say why"
+        text = "TensorRT {} cannot build the engine: {}".format(trt.__version__, words)
+        raise MemoryError(text) if NO_MEMORY.search(" ".join(said)) else RuntimeError(text)
     return engine
+
+
+def collecting_logger(trt: Any, said: "Words") -> Any:
+    """Return a logger for TensorRT that keeps its errors in `said` and writes warnings and errors to stderr."""
+    if not hasattr(trt, "ILogger"):
+        return trt.Logger(trt.Logger.WARNING)
+    errors = (trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR)
+
+    class Log(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in errors:
+                said.append(message)
+            if severity in (*errors, trt.ILogger.WARNING):
+                sys.stderr.write(message + "\n")
+
+    return Log()
 
 
 class TrtEngine:
@@ -231,6 +258,6 @@ def load(
             file.write(serialized)
         os.replace(path + ".part", path)
         engine_key.write_about(path, parts, time.monotonic() - begun)
-    except OSError:  # a read-only folder: no cache, the engine runs all the same
-        pass
+    except OSError:  # a read-only folder or a full disk: no cache, the engine runs all the same
+        engine_key.remove(path + ".part")
     return TrtEngine(trt, cuda, serialized, gpu, dla_core)

@@ -242,6 +242,15 @@ def state(root: str = "/") -> Dict[str, Any]:
     return found
 
 
+def available_bytes(root: str = "/") -> Optional[int]:
+    """Return the memory that the machine could still give (MemAvailable), None when unknown.
+
+    Where GPU and CPU share the memory, what the GPU takes is missing from it.
+    """
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", read(root, "proc/meminfo"), re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else None
+
+
 def resident_bytes(root: str = "/") -> Optional[int]:
     """Return the memory that this process holds now (VmRSS), None when unknown."""
     return _status(root, "VmRSS")

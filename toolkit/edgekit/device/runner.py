@@ -255,6 +255,7 @@ def _time(job: Dict[str, Any], folder: str, feed: Dict[str, Any], runs: int) -> 
             break
     baseline = machine.resident_bytes()
     machine.reset_peak()
+    free = machine.available_bytes()
     begun = time.perf_counter()
     engine = open_engine(job, folder)
     load_ms = (time.perf_counter() - begun) * 1e3
@@ -268,7 +269,8 @@ def _time(job: Dict[str, Any], folder: str, feed: Dict[str, Any], runs: int) -> 
         more["energy"] = power.measure_energy(lambda: engine.run(ready), float(job["energy_seconds"]))
     if job.get("sustained"):
         more["sustained"] = endurance.sustain(lambda: engine.run(ready), float(job["sustained"]), machine.state)
-    peak = machine.peak_bytes()
+    left, peak = machine.available_bytes(), machine.peak_bytes()
+    taken = None if free is None or left is None else max(free - left, 0)
     growth = None if peak is None or baseline is None else max(peak - baseline, 0)
     return {
         "engine": engine.facts,
@@ -277,7 +279,13 @@ def _time(job: Dict[str, Any], folder: str, feed: Dict[str, Any], runs: int) -> 
         "warmup_ms": [round(value, 6) for value in warmup],
         "series_ms": [round(value, 6) for value in timed],
         "machine": {"before": before, "after": machine.state()},
-        "memory": {"peak": peak, "baseline": baseline, "growth": growth, "host_only": engine.accelerated},
+        "memory": {
+            "peak": peak,
+            "baseline": baseline,
+            "growth": growth,
+            "taken": taken,
+            "host_only": engine.accelerated,
+        },
         **more,
     }
 

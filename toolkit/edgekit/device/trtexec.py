@@ -101,8 +101,12 @@ def time_with_trtexec(
     engine = engine_key.engine_path(model, parts)
     if not os.path.isfile(engine):
         begun = time.monotonic()
-        _run(trtexec_build_argv(trtexec, model, engine + ".part", version, shapes, dla_core), 3600)
-        os.replace(engine + ".part", engine)
+        try:
+            _run(trtexec_build_argv(trtexec, model, engine + ".part", version, shapes, dla_core), 3600)
+            os.replace(engine + ".part", engine)
+        except BaseException:
+            engine_key.remove(engine + ".part")
+            raise
         engine_key.write_about(engine, parts, time.monotonic() - begun)
     with tempfile.TemporaryDirectory() as scratch:
         times = os.path.join(scratch, "times.json")

@@ -174,9 +174,12 @@ class Int8Mix:
         return times, uniform.total, ""
 
     def _bytes(self, name: str, mode: Mode) -> float:
-        operands = self.job.planner.operands.get(name, ())
-        elements = sum(element_count(self.job.weights.tensor(operand).dims) for operand in operands)
-        return float(elements * (_FLOAT_BYTES if mode == "float" else 1))
+        size = 0.0
+        for operand in self.job.planner.operands.get(name, ()):
+            narrow = self.job.writer.weight_bits(operand) <= 4  # noqa: PLR2004 - two of them share a byte
+            stored = 0.5 if narrow else 1.0
+            size += element_count(self.job.weights.tensor(operand).dims) * (_FLOAT_BYTES if mode == "float" else stored)
+        return size
 
     def _share(self, name: str, mode: Mode) -> float | None:
         """Return which share of what may be spent a mode takes, time and bytes together; None: it is not to be had."""
@@ -209,7 +212,7 @@ class Int8Mix:
             return spent / total if total else 1.0
         model = self.search.writer.write(trial.plan)
         found = layer_times(model, self.job.source.folder, self._shapes, self.profile, self.scratch)
-        return 1.0 if isinstance(found, str) or not total else found.total / total
+        return float("inf") if isinstance(found, str) else found.total / total
 
     def _growth(self, trial: Trial) -> float:
         """Return the bytes of a trial's weights as a multiple of the uniform model's."""

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import onnx
 
 _REST, _STORED = "_rest_QuantizeLinear", "_integers"  # how `int8_whole` names what it adds
-_BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16}
+_BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16, "int32": 32}
+_SEVEN = 7
 
 
 def int8_decisions(
@@ -97,7 +98,7 @@ class _Table:
         operands = self.planner.operands.get(node.name, [])
         if mode == "dynamic" and node.input[0] not in self.dynamic:
             self.dynamic.add(node.input[0])
-            yield self._integer(node, node.input[0], "activation", "uint8", "asymmetric", "per-tensor", mode)
+            yield self._integer(node, node.input[0], "activation", "uint8", "per-tensor", mode)
         for operand in operands:
             yield self._weight(node, operand, mode)
         yield from self._bias(node, mode)
@@ -124,7 +125,11 @@ class _Table:
             note = "the runtime's kernel rounds the activations to 8 bits itself"
         elif mode == "weights":
             note = f"its products are float: {self._why_float(node)}"
-        return self._integer(node, operand.tensor, "weight", "int8", "symmetric", granularity, mode, note=note)
+        bits = self.writer.weight_bits(operand)
+        if bits == _SEVEN:
+            note = "; ".join(filter(None, ("7 of the 8 bits, for this CPU's products", note)))
+        kind = "int8" if bits >= _SEVEN else f"int{bits}"
+        return self._integer(node, operand.tensor, "weight", kind, granularity, mode, note=note, bits=bits)
 
     def _bias(self, node: onnx.NodeProto, mode: Mode) -> Iterator[Decision]:
         name = bias_of(node)
@@ -135,7 +140,7 @@ class _Table:
             axis = self.writer.scale_axis(self.users[weights[0].key]) if weights else None
             granularity = "per-tensor" if axis is None else "per-channel"
             note = "scale of the input times scale of the weight"
-            yield self._integer(node, name, "bias", "int32", "symmetric", granularity, mode, note=note)
+            yield self._integer(node, name, "bias", "int32", granularity, mode, note=note)
         elif mode != "float":
             how = f"the {self.name} dialect adds it to float products" if mode == "static" else "it is added in float"
             yield float_decision(node.name, node.op_type, name, "bias", how)
@@ -172,15 +177,12 @@ class _Table:
         tensor: str,
         what: What,
         kind: str,
-        scheme: str,
         granularity: str,
         mode: str,
         *,
         note: str = "",
+        bits: int = 0,
     ) -> Decision:
-        bits = {"int32": 32, "int4": 4}.get(kind, 8)
-        if what == "weight" and self.planner.dialect.reduce_range:
-            bits, note = 7, "; ".join(filter(None, ("7 of the 8 bits, for this CPU's products", note)))
         if what == "activation":
             note = "its range is taken at run time"
         return Decision(
@@ -188,9 +190,9 @@ class _Table:
             op=node.op_type,
             tensor=tensor,
             what=what,
-            bits=bits,
+            bits=bits or _BITS[kind],
             type=kind,
-            scheme=scheme,
+            scheme="asymmetric" if what == "activation" else "symmetric",
             granularity=granularity,
             mode=mode,
             why=f"{what} {granularity} {kind}" + (f": {note}" if note else ""),

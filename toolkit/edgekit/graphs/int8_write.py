@@ -56,6 +56,10 @@ class Writer:
             return None
         return axes.pop() if axes else self._rounder.table_axis(operands[0])
 
+    def weight_bits(self, operand: Operand) -> int:
+        """Return the bits that a weight is stored in."""
+        return self._rounder.bits_of(operand)
+
     def write(self, plan: Plan) -> onnx.ModelProto:
         """Return a new model. Constants that stay float and lie in external files stay references to them."""
         return _Draft(self._source, self._dialect, plan, self._rounder, self.scale_axis).finished()

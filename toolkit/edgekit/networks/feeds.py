@@ -18,6 +18,7 @@ import numpy.typing as npt
 from edgekit import events
 from edgekit.data import Samples
 from edgekit.errors import InputError, TargetError, UnsupportedError
+from edgekit.networks.padding import Bucket, joined
 
 Array = npt.NDArray[Any]
 
@@ -72,13 +73,13 @@ def _write(samples: Samples, folder: Path, listen: events.Listener, label: str) 
     if labels is not None and labels.dtype.kind not in "biuf":
         remedy = "Give targets of one shape, or train without labels: the original's outputs are the targets then."
         raise UnsupportedError("labels of unequal shapes cannot be trained on", where="data", remedy=remedy)
-    buckets: dict[tuple[Any, ...], _Bucket] = {}
+    buckets: dict[tuple[Any, ...], _Growing] = {}
     for index in range(len(samples)):
         if index % _CHUNK == 0:
             listen(events.Progress(label=label, done=index, total=len(samples)))
         feed = samples.sample(index)
         key = tuple((name, array.dtype.str, array.shape) for name, array in feed.items())
-        bucket = buckets.setdefault(key, _Bucket(folder, len(buckets)))
+        bucket = buckets.setdefault(key, _Growing(folder, len(buckets)))
         bucket.add(index, feed)
     rows = []
     for bucket in buckets.values():
@@ -90,7 +91,7 @@ def _write(samples: Samples, folder: Path, listen: events.Listener, label: str) 
     (folder / _INDEX).write_text(json.dumps(found))
 
 
-class _Bucket:
+class _Growing:
     """Samples of one signature on their way to disk: raw arrays that grow by whole samples."""
 
     def __init__(self, folder: Path, number: int) -> None:
@@ -132,21 +133,28 @@ class Feeds:
         """Map the arrays of `folder`."""
         index = json.loads((folder / _INDEX).read_bytes())
         self._batch = batch if index["joinable"] else 1
-        self._arrays: list[dict[str, Array]] = []
-        self._labels: list[Array | None] = []
-        self._places: dict[int, tuple[int, int]] = {}
-        for number, bucket in enumerate(index["buckets"]):
-            count = len(bucket["indices"])
-            self._arrays.append(
+        buckets = [
+            Bucket(
                 {
                     entry["name"]: np.memmap(
-                        folder / f"{number}.{place}.raw", np.dtype(entry["dtype"]), "r", shape=(count, *entry["shape"])
+                        folder / f"{number}.{place}.raw",
+                        np.dtype(entry["dtype"]),
+                        "r",
+                        shape=(len(bucket["indices"]), *entry["shape"]),
                     )
                     for place, entry in enumerate(bucket["inputs"])
-                }
+                },
+                np.load(folder / f"{number}.labels.npy", mmap_mode="r") if index["labels"] else None,
+                bucket["indices"],
             )
-            self._labels.append(np.load(folder / f"{number}.labels.npy", mmap_mode="r") if index["labels"] else None)
-            self._places |= {sample: (number, row) for row, sample in enumerate(bucket["indices"])}
+            for number, bucket in enumerate(index["buckets"])
+        ]
+        self._buckets = joined(buckets) if index["joinable"] else buckets
+        self._places = {
+            sample: (number, row)
+            for number, bucket in enumerate(self._buckets)
+            for row, sample in enumerate(bucket.indices)
+        }
         order = np.random.default_rng(seed).permutation(len(self._places))
         held = max(1, len(order) // _HELD)
         self.held, self.trained = sorted(map(int, order[:held])), sorted(map(int, order[held:]))
@@ -158,7 +166,7 @@ class Feeds:
     @property
     def counts(self) -> list[int]:
         """The number of samples in every bucket."""
-        return [len(next(iter(arrays.values()))) for arrays in self._arrays]
+        return [len(bucket.indices) for bucket in self._buckets]
 
     def place(self, sample: int) -> tuple[int, int]:
         """Return the bucket of a sample, and its row there."""
@@ -184,11 +192,10 @@ class Feeds:
 
     def load(self, samples: list[int]) -> Batch:
         """Read the samples of one batch."""
-        number = self._places[samples[0]][0]
+        bucket = self._buckets[self._places[samples[0]][0]]
         rows = [self._places[sample][1] for sample in samples]
-        feed = {name: _joined(array[rows]) for name, array in self._arrays[number].items()}
-        given = self._labels[number]
-        labels = None if given is None else np.asarray(given[rows])
+        feed = {name: _joined(array[rows]) for name, array in bucket.arrays.items()}
+        labels = None if bucket.labels is None else np.asarray(bucket.labels[rows])
         count = len(next(iter(feed.values())))
         if (
             labels is not None

@@ -129,7 +129,7 @@ def make_goal(runner: torch.nn.Module, feeds: Feeds, arguments: dict[str, Any], 
         InputError: labels, outputs and teacher do not fit together.
         UsageError: there is neither a label nor a teacher.
     """
-    batch, outputs = next(iter(outputs_of(runner, feeds, feeds.held_out())))
+    batch, outputs = _first(runner, feeds)
     task = find_task(outputs, batch.labels) if batch.labels is not None else None
     teacher = open_teacher(arguments["teacher"], feeds, tell) if arguments["teacher"] else None
     if teacher is None:
@@ -149,6 +149,19 @@ def make_goal(runner: torch.nn.Module, feeds: Feeds, arguments: dict[str, Any], 
         tell(events.Found(finding=finding))
     alpha = float(arguments["alpha"]) if task is not None else 1.0
     return Goal(task=task, soft=soft, teacher=teacher, alpha=alpha, findings=findings)
+
+
+def _first(runner: torch.nn.Module, feeds: Feeds) -> tuple[Batch, Tensors]:
+    """Run the first batch; InputError when the network does not take it, e.g. because its batch is fixed."""
+    plan = feeds.held_out()
+    try:
+        return next(iter(outputs_of(runner, feeds, plan)))
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AssertionError) as error:
+        raise InputError(
+            f"the network does not take a batch of {len(plan[0])} training samples: {str(error)[:300]}",
+            where="batch",
+            remedy="Set the stage's `batch` to what it takes (1 where its batch is fixed), or check the data.",
+        ) from error
 
 
 def check_inputs(network: Network, feeds: Feeds) -> None:

@@ -20,6 +20,7 @@ from edgekit.networks.child import Tell
 from edgekit.networks.feeds import Batch, Feeds
 from edgekit.networks.network import Network
 from edgekit.networks.rebuild import rebuild
+from edgekit.networks.record import read_record
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +77,7 @@ def open_teacher(given: dict[str, Any], feeds: Feeds, tell: Tell) -> Teacher:
         TargetError: the disk has no room for its outputs.
     """
     cache, folder = Path(given["cache"]), Path(given["folder"])
-    network = rebuild(folder, shapes=given["shapes"], dtypes=given["dtypes"]) if given["kind"] == "torch" else None
+    network = _rebuilt(folder, given, feeds) if given["kind"] == "torch" else None
     if not (cache / _INDEX).is_file():
         run = _torch_run(network) if network is not None else _onnx_run(folder)
         _compute(run, feeds, cache, tell)
@@ -87,6 +88,18 @@ def open_teacher(given: dict[str, Any], feeds: Feeds, tell: Tell) -> Teacher:
     ]
     findings = network.findings if network is not None else ()
     return Teacher(feeds=feeds, arrays=arrays, labels=tuple(given["labels"]), network=network, findings=findings)
+
+
+def _rebuilt(folder: Path, given: dict[str, Any], feeds: Feeds) -> Network:
+    """Rebuild a teacher of torch; one that does not say what it is fed with takes what the samples hold."""
+    try:
+        return rebuild(folder, shapes=given["shapes"], dtypes=given["dtypes"])
+    except InputError:
+        if given["shapes"] or read_record(folder).get("from") != "factory":
+            raise
+        feed = feeds.load(feeds.held[:1]).feed
+        shapes: dict[str, list[int | str]] = {name: list(array.shape) for name, array in feed.items()}
+        return rebuild(folder, shapes=shapes, dtypes={name: str(array.dtype) for name, array in feed.items()})
 
 
 def _torch_run(network: Network) -> Run:

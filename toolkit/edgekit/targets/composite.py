@@ -188,7 +188,7 @@ class CompositeTarget:
         energy = self.details.get("energy")
         return (
             *(msgspec.structs.replace(figure, disqualified=fallen) for figure in latency_figures(summary, on, notes)),
-            memory_figure(self.details["memory"], on, notes),
+            memory_figure(self.details["memory"], on, notes, unified="jetson" in probe),
             *([energy_figure(energy, on, notes)] if energy else []),
         )
 

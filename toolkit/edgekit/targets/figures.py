@@ -80,12 +80,22 @@ def energy_figure(energy: dict[str, Any], on: str, notes: Sequence[str]) -> Figu
     )
 
 
-def memory_figure(memory: dict[str, Any] | None, on: str, notes: Sequence[str]) -> Figure:
-    """Return the peak memory of the process that ran the model, interpreter and runtime included."""
+def memory_figure(memory: dict[str, Any] | None, on: str, notes: Sequence[str], *, unified: bool = False) -> Figure:
+    """Return the peak memory of the process that ran the model, interpreter and runtime included.
+
+    Args:
+        memory: what the runner told: `peak` and `baseline` of the process, `taken` from the whole machine, `host_only`.
+        on: what it was measured on.
+        notes: why it must not decide.
+        unified: whether the accelerator shares the machine's memory, as on a Jetson: what the machine lost while the
+            model was loaded and run counts then, on top of what the process held before.
+    """
     peak = memory["peak"] if memory else None
     told = list(notes)
     if peak is None:
         told.append("the machine does not tell peak memory")
+    elif memory and memory["host_only"] and unified and memory.get("taken") is not None:
+        peak = max(peak, (memory["baseline"] or 0) + memory["taken"])
     elif memory and memory["host_only"]:
         told.append("the accelerator's own memory is not counted")
     value = None if peak is None else float(peak)

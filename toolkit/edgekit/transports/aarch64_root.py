@@ -20,6 +20,7 @@ from pathlib import Path
 from edgekit.artifact import digest
 from edgekit.errors import TargetError
 from edgekit.store import default_root
+from edgekit.transports.local import sweep
 
 NAME = "emulated-aarch64"
 """Its URL, and what the runner's probe calls it."""
@@ -31,6 +32,7 @@ _WHEELS = ("numpy", "onnxruntime")
 _PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux2014_aarch64")
 _REVISION = 1
 _SECONDS = 600
+_NEW = ".new-"
 
 _PYTHON = """#!/bin/sh
 # Python of the emulated machine. Children that it starts come through here again: argv[0] is this file.
@@ -76,7 +78,8 @@ def aarch64_python() -> Path:
                 remedy="Run it on Debian or Ubuntu, or name a real device: --target ssh://user@host",
             )
     base.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=".new-", dir=base))
+    sweep(base, _NEW)  # what killed processes left half
+    made = Path(tempfile.mkdtemp(prefix=f"{_NEW}{os.getpid()}-", dir=base))
     try:
         _fill(made, versions)
         try:
