@@ -89,7 +89,7 @@ def options(name):
     """Ask for what a configuration can say: BERT's cannot say fewer heads of the same width, or a narrower pooler."""
     more = {
         "bert": {"skip": ["bert.encoder.layer.*.attention*", "bert.pooler"]},
-        "llama": {"multiple": 8, "scope": "layer"},
+        "llama": {"multiple": 8, "scope": "layer", "ratio": 0.6},
     }
     return more.get(name, {})
 
