@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from edgekit import calibrate as use_case
-from edgekit import cli
+from edgekit import cli, events
 from edgekit.budget import Figure
 from edgekit.calibrate import calibrate
 from edgekit.errors import TargetError, UsageError
@@ -144,6 +144,25 @@ def test_a_simulated_time_calibrates_nothing(tmp_path, few, machine, monkeypatch
     with pytest.raises(TargetError, match="no latency of 'encoder-32' was measured"):
         calibrate("host", target="stand-in", out=str(tmp_path / "gateway.toml"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_machine_that_is_busy_is_told(tmp_path, few, machine, monkeypatch):
+    quiet = Machine.measure
+
+    def measure(self, bundle, feed, **options):
+        figures = quiet(self, bundle, feed, **options)
+        factor = 6 if feed["x"].shape == (1, 3, 192, 192) else 1
+        self.details = {"series_ms": [factor * ms for ms in self.details["series_ms"]]}
+        return figures
+
+    heard = []
+    calibrate("host", target="stand-in", out=str(tmp_path / "a.toml"), listen=heard.append)
+    assert not [event for event in heard if isinstance(event, events.Found)]
+    monkeypatch.setattr(Machine, "measure", measure)
+    calibrate("host", target="stand-in", out=str(tmp_path / "b.toml"), listen=heard.append)
+    (found,) = [event.finding for event in heard if isinstance(event, events.Found)]
+    assert found.rule == "calibration-loose"
+    assert "stand-in" in found.text
 
 
 def test_where_it_can_be_written(tmp_path, few, machine, monkeypatch):

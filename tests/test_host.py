@@ -59,3 +59,11 @@ def test_dot_products_double_the_int8_peak(monkeypatch: pytest.MonkeyPatch) -> N
     assert (plain["int8_tops"]["value"], dots["int8_tops"]["value"]) == (0.256, 0.512)
     assert "fp16_tops" not in plain
     assert host._peaks(4, ("dotprod", "fp16"))["fp16_tops"]["value"] == 0.256
+
+
+def test_the_last_cache_counts(tmp_path: Path) -> None:
+    for index, size in enumerate(("48K\n", "32K\n", "32768K\n", "1024K\n", "odd\n")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(size, encoding="ascii")
+    assert host.cache_mb(tmp_path) == pytest.approx(33.554432)
+    assert host.cache_mb(tmp_path / "none") is None

@@ -191,6 +191,15 @@ def test_the_plan_tells_every_tensor_and_a_build_takes_it_from_the_cache(cnn):
     assert again.plan[-1].startswith("quantize-int8(")
 
 
+def test_an_artifact_of_the_store_is_inspected_by_its_id(cnn):
+    simple = build(str(cnn / "cnn.onnx"), profile="host", recipe="fp32", store=cnn / "store", package=False).artifact
+    found = inspect(
+        simple[:10], profile="host", recipe="int8-fast", blame=True, data=str(cnn / "x.npz"), store=cnn / "store"
+    )
+    assert found.told["artifact"] == simple
+    assert {effect.node for effect in found.blame[0].effects} == {"stem", "depthwise", "project", "head"}
+
+
 def test_the_plan_of_a_package_is_looked_up_in_the_store(cnn):
     built = build(
         str(cnn / "cnn.onnx"),

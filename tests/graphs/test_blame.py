@@ -168,7 +168,7 @@ def distance(reference, found):
 
 
 def test_losses_add_up_over_outputs_and_name_what_broke():
-    x = kinds.normal(0, 4, 8)
+    x = kinds.normal(0, 16, 8)
     close, dead = distance(x, x * 1.1), distance(x, x * (np.arange(8) != 3))
     assert loss_of({"y": close}).noise == pytest.approx(0.01)
     assert loss_of({"y": close, "z": close}).noise == pytest.approx(0.02)

@@ -5,13 +5,14 @@ import onnx
 import pytest
 
 import kinds
-from contract import run_stage
+from contract import onnx_artifact, run_stage
 from edgekit.data import Dataset
 from edgekit.errors import NeedsDataError, UsageError
 from edgekit.exporter import load_exporter
 from edgekit.graphs.decisions import load_plan
 from edgekit.plan import make_stage
 from edgekit.profile import load_profile
+from edgekit.stage import Context, Inputs
 from edgekit.stages.quantize_int4 import QuantizeInt4
 from house import MemorySamples
 
@@ -131,6 +132,37 @@ def test_weights_that_lie_on_their_grid_need_no_more_bits(tmp_path):
         tensor.CopyFrom(onnx.numpy_helper.from_array(grid, tensor.name))
     facts, _ = quantize(tmp_path, model, feeds, mean_bits=6, symmetric=True)
     assert facts["quantization"]["outputs"]["y"]["sqnr_db"] > 60
+
+
+def test_a_killed_choice_goes_on_where_it_was(tmp_path):
+    model, feeds = language()
+    artifact = onnx_artifact(model, tmp_path / "in")
+    profile = load_profile("host")
+    inputs = Inputs(
+        artifact=artifact,
+        folder=tmp_path / "in",
+        profile=profile,
+        data=data_of(feeds),
+        dialect=load_exporter("onnx").dialect(profile),
+    )
+    heard = []
+
+    def kill(event):
+        heard.append(event.label)
+        if event.label == "sensitivity" and event.done == 3:
+            raise KeyboardInterrupt
+
+    for name in ("scratch", "cut", "whole"):
+        (tmp_path / name).mkdir()
+    stage, file = QuantizeInt4(method="rtn", mean_bits=6), tmp_path / "scratch" / "sensitivity.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        stage.run(inputs, tmp_path / "cut", Context(scratch=tmp_path / "scratch", listen=kill))
+    kept = file.read_bytes()
+    assert len(kept.splitlines()) == 4
+    facts = stage.run(inputs, tmp_path / "whole", Context(scratch=tmp_path / "scratch"))
+    assert file.read_bytes().startswith(kept)
+    again, _ = quantize(tmp_path / "again", model, feeds, mean_bits=6, accuracy_level=4)
+    assert facts["quantization"]["mixed"] == again["quantization"]["mixed"]
 
 
 def test_matrices_of_branches_stay_as_they_are(tmp_path):

@@ -30,6 +30,7 @@ TRUE = dataclasses.replace(
     START,
     peaks=(2.1e11, 1.26e11, 9e11),
     shares=(1.0, 1.0, 1.0),
+    matmul=0.8,
     depthwise=0.55,
     grouped=0.8,
     recurrent=0.4,

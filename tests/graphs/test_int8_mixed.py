@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from onnx import TensorProto
@@ -8,7 +10,7 @@ import house
 import kinds
 from contract import run_stage
 from edgekit.data import Dataset
-from edgekit.errors import NeedsDataError, UsageError
+from edgekit.errors import NeedsDataError, UnsupportedError, UsageError
 from edgekit.exporter import load_exporter
 from edgekit.graphs.calibrate import open_graph
 from edgekit.graphs.decisions import load_plan
@@ -129,6 +131,13 @@ def test_what_the_recipe_names_is_left_alone(tmp_path):
         modes = {d.node: d.mode for d in made.decisions if d.what == "weight"}
         assert modes["conv2"] == ("static" if plan else "weights")
         assert modes["conv4"] == "weights"
+
+
+def test_a_chip_without_floats_takes_no_mixture(tmp_path):
+    model, feeds = deep_cnn()
+    rules = dataclasses.replace(load_exporter("qnn").dialect(load_profile("snapdragon")), whole="must")
+    with pytest.raises(UnsupportedError, match="no float units"):
+        run_stage(QuantizeInt8(mixed=True, method="minmax"), model, tmp_path, data=data_of(feeds), dialect=rules)
 
 
 def test_what_cannot_be_measured_or_asked_is_said(tmp_path):

@@ -11,6 +11,7 @@ from edgekit.numerics.importance import (
     combined,
     gathered,
     largest_of_block,
+    loss_without,
     norms,
     smallest,
     step_of,
@@ -38,8 +39,14 @@ def test_taylor_is_the_change_of_a_linear_loss():
     for index in range(5):
         without = weight.copy()
         without[:, index] = 0
-        lost = abs(loss - float((without.astype(np.float64) * gradient).sum()))
+        lost = loss - float((without.astype(np.float64) * gradient).sum())
         assert taylor(weight, gradient, 1)[index] == pytest.approx(lost)
+
+
+def test_what_is_read_in_two_places_adds_up_before_the_magnitude():
+    one, two = np.array([[1.0, -2.0, 3.0], [0.0, 2.0, -3.0]]), np.array([[-1.0, 1.0], [4.0, 0.0]])
+    found = loss_without([(one, np.array([[0, 1], [1, 2]])), (two, np.array([[0], [1]]))])
+    np.testing.assert_allclose(found, [(abs(1 - 2 - 1) + abs(0 + 2 + 4)) / 2, (abs(-2 + 3 + 1) + abs(2 - 3)) / 2])
 
 
 def test_a_channel_of_several_indices_scores_their_mean():
@@ -100,6 +107,14 @@ def test_the_least_important_go_first_across_layers():
     ]
     assert [gone.tolist() for gone in choose(candidates, 2)] == [[1], [0]]
     assert [gone.tolist() for gone in choose(candidates, 3)] == [[1, 2], [0]]
+
+
+def test_a_layer_gets_dearer_the_more_it_lost():
+    cheap, other = np.linspace(1.0, 1.1, 10), np.linspace(2.0, 2.1, 10)
+    kinds = [Candidates(scores=scores, weight=1, step=1, least=1) for scores in (cheap, other)]
+    one, two = (gone.size for gone in choose(kinds, 9))
+    assert (one, two) == (6, 3)
+    assert [gone.size for gone in choose(kinds, 8, even=True)] == [4, 4]
 
 
 def test_layers_that_go_together_lose_equally_many():

@@ -35,7 +35,8 @@ WIDE = dataclasses.replace(
 ORT = dataclasses.replace(
     ORT_CPU, ops=("Conv", "MatMul", "Gemm"), float_outputs=("MatMul", "Gemm"), integer_gather=True, int4="matmulnbits"
 )
-DIALECTS = {"ort": ORT, "tensorrt": SYMMETRIC, "per-tensor": PER_TENSOR, "qnn": WIDE}
+BLOCKS = dataclasses.replace(ORT, block_kernels=("MatMul", "Gemm"))
+DIALECTS = {"ort": ORT, "ort-blocks": BLOCKS, "tensorrt": SYMMETRIC, "per-tensor": PER_TENSOR, "qnn": WIDE}
 
 
 def cnn(seed=0):
@@ -153,6 +154,7 @@ CASES = [
     ("cnn", "per-tensor", None),
     ("cnn", "qnn", None),
     ("transformer", "ort", QuantizeInt8(mode="dynamic", floor=-99)),
+    ("transformer", "ort-blocks", QuantizeInt8(mode="weights", floor=-99)),
     ("transformer", "tensorrt", None),
     ("transformer", "per-tensor", QuantizeInt8(mode="static", floor=-99)),
     ("transformer", "ort", QuantizeInt4(method="rtn")),
@@ -169,13 +171,14 @@ def test_the_module_computes_what_the_runtime_computes(kind, dialect, stage, sca
     """Tensors between the layers within one step of their grids; outputs at 40 dB or more; equal decisions."""
     inputs = quantized(kind, tmp_path, dialect=dialect, stage=stage)
     bits = 7 if DIALECTS[dialect].reduce_range else 8
-    module = graph_module(inputs.folder / MAIN, learn_scales=scales, bits=bits)
+    kernels = DIALECTS[dialect].block_kernels
+    module = graph_module(inputs.folder / MAIN, learn_scales=scales, bits=bits, block_kernels=kernels)
     assert module.weights
     disturb(module)
     model = onnx.load(inputs.folder / MAIN)
     write_learned(model, module.learned())
     onnx.checker.check_model(model)
-    compare(module, model, feeds(kind, count=100, seed=5), fused=dialect == "ort")
+    compare(module, model, feeds(kind, count=100, seed=5), fused=dialect.startswith("ort"))
     for weight in module.weights:
         values = next(numpy_helper.to_array(t) for t in model.graph.initializer if t.name == weight.name)
         if values.dtype == np.int8:
@@ -292,6 +295,28 @@ def test_an_operator_that_cannot_be_trained_through_is_named(tmp_path):
     with pytest.raises(UnsupportedError, match="Det cannot be trained through") as caught:
         graph_module(inputs.folder / MAIN)
     assert caught.value.where == "odd"
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+def test_a_graph_of_a_fixed_batch_runs_row_by_row(tmp_path, mixing):
+    """A Reshape to [1, ...] mixes rows that come together: then they run one by one; else all at once."""
+    inputs = quantized("cnn", tmp_path)
+    model = onnx.load(inputs.folder / MAIN)
+    for value in [*model.graph.input, *model.graph.output]:
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    if mixing:
+        model.graph.node[-1].output[0] = "plain"
+        model.graph.initializer.append(numpy_helper.from_array(np.array([1, -1]), "one_row"))
+        model.graph.node.append(helper.make_node("Reshape", ["plain", "one_row"], ["flat"], name="flat"))
+        model.graph.node.append(helper.make_node("Softmax", ["flat"], ["logits"], name="soft", axis=-1))
+    onnx.save(model, tmp_path / "fixed.onnx")
+    module, session = graph_module(tmp_path / "fixed.onnx"), opened(model, fused=False)
+    rows = feeds("cnn", count=5)
+    with torch.no_grad():
+        found = module({"x": torch.from_numpy(np.concatenate([row["x"] for row in rows]))})["logits"]
+    wanted = np.concatenate([session.run(["logits"], row)[0] for row in rows])
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4, atol=1e-4)
+    assert module._together is not mixing
 
 
 @pytest.mark.parametrize("options", [{"alpha": 1.5}, {"temperature": 0}, {"pull": -1}, {"rate": -1.0}, {"batch": 0}])

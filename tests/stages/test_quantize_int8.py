@@ -17,6 +17,7 @@ from edgekit.artifact import MAIN
 from edgekit.data import Dataset
 from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.exporter import load_exporter
+from edgekit.graphs.decisions import PLAN
 from edgekit.graphs.kernels import optimized_ops
 from edgekit.profile import Cpu
 from edgekit.stage import Context, Inputs
@@ -370,7 +371,7 @@ def test_external_weights_are_read_where_they_lie(tmp_path):
     inputs = Inputs(artifact=artifact, folder=folder, profile=house.profile(), data=data_of(feeds), dialect=dialect())
     facts = QuantizeInt8().run(inputs, out, Context(scratch=tmp_path))
     assert facts["coverage"]["weights"] == 1
-    assert sorted(path.name for path in out.iterdir()) == [MAIN]
+    assert sorted(path.name for path in out.iterdir()) == [MAIN, PLAN]
     assert kinds.worst_db(kinds.softmax_between()[0], onnx.load(out / MAIN), feeds) >= 20
 
 

@@ -302,7 +302,7 @@ def test_closing_is_safe_at_any_time(bundle):
     target.close()
 
 
-@pytest.mark.parametrize("url", ["htp-simulator", "aihub://x", "adb", "", "locl"])
+@pytest.mark.parametrize("url", ["htp-simulator", "cloud://x", "", "locl"])
 def test_targets_that_are_not_there_are_refused_with_a_suggestion(url):
     with pytest.raises(UsageError, match="unknown target") as caught:
         open_target(url, HOST)

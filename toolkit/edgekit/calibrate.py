@@ -33,6 +33,9 @@ _SHOWN = ("board", "cpu", "gpu", "power_mode")
 _VERSIONS = ("onnxruntime", "tensorrt")
 """What of a target's fingerprint stands in the written file."""
 
+_LOOSE = 2.0
+"""Factor of the interval above which a calibration is hardly one."""
+
 _UNDISTURBED = 0.1
 """Quantile of the runs that counts: other work on the machine is none of its constants."""
 
@@ -111,6 +114,7 @@ def calibrate(
         spread, ratios = found.spread, found.ratios
         source = f"measured {on}: fitted to {len(timed)} small graphs"
         why = f"measured {on}: each of {found.networks} small networks predicted by a fit without it"
+        _warn(spread, place, listen)
     with replacing(path) as file:
         file.write(overlay(profile, device, tables, source, (spread, why)).encode())
     measured = {item.name: item.ms for item in timed}
@@ -122,8 +126,10 @@ Tables = dict[str, dict[str, float]]
 
 
 def fitted_tables(device: Profile, constants: Constants) -> Tables:
-    """Return what a profile holds for fitted constants: the peaks are rates that are reached, their shares 1."""
-    tera = [peak / 1e12 for peak in constants.peaks]
+    """Return what a profile holds for fitted constants: the peaks are the highest rates that are reached."""
+    top = max(1.0, constants.matmul)
+    tera = [top * peak / 1e12 for peak in constants.peaks]
+    relative = ("matmul", "depthwise", "grouped", "recurrent", "vector")
     launch = constants.launch * 1e6
     plain = device.roofline.launch_plain_us
     return {
@@ -134,8 +140,9 @@ def fitted_tables(device: Profile, constants: Constants) -> Tables:
             **({"int8_tops": tera[2]} if device.compute.int8_tops is not None else {}),
         },
         "roofline": {
-            **dict.fromkeys(("fp32", "fp16", "int8", "bandwidth"), 1.0),
-            **{name: getattr(constants, name) for name in ("depthwise", "grouped", "recurrent", "vector")},
+            "bandwidth": 1.0,
+            **dict.fromkeys(("fp32", "fp16", "int8"), 1 / top),
+            **{name: getattr(constants, name) / top for name in relative},
             **({"cache_gbs": constants.cache_bandwidth / 1e9} if constants.cache_bandwidth else {}),
             "launch_us": launch,
             **({"launch_plain_us": plain.value * launch / device.roofline.launch_us.value} if plain else {}),
@@ -182,6 +189,20 @@ def overlay(profile: str, device: Profile, tables: Tables, source: str, interval
     if unlike is not None and unlike.value < spread:
         lines.append(_line("spread_unlike", spread, why))
     return "\n".join(lines) + "\n"
+
+
+def _warn(spread: float, place: str, listen: events.Listener) -> None:
+    """Tell when the fit predicts its own networks badly."""
+    if spread <= _LOOSE:
+        return
+    finding = events.Finding(
+        severity="warning",
+        node="",
+        rule="calibration-loose",
+        text=f"the networks measured on {place} are predicted within a factor of {spread:.2g} only",
+        remedy="Calibrate again when nothing else runs there, with its clocks locked.",
+    )
+    listen(events.Found(finding=finding))
 
 
 def _line(name: str, value: float, source: str) -> str:

@@ -79,6 +79,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         fp32: reached share of `compute.fp32_tops`; `fp16` and `int8` of theirs.
+        matmul: the share of the peaks that matrix products reach; default: what convolutions do.
         depthwise: the share that depthwise convolutions reach, of whatever type's peak; `grouped` for grouped ones.
         recurrent: the share that recurrent layers reach; default: `depthwise`.
         vector: the share of the fp32 peak that operations other than multiply-accumulates reach; default: `fp32`.
@@ -101,6 +102,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     grouped: Sourced
     launch_us: Sourced
     spread: Sourced
+    matmul: Sourced | None = None
     recurrent: Sourced | None = None
     vector: Sourced | None = None
     cache_gbs: Sourced | None = None
@@ -111,7 +113,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         """Shares are at most 1, a spread is at least 1."""
-        for name in ("fp32", "fp16", "int8", "bandwidth", "depthwise", "grouped", "recurrent", "vector"):
+        for name in ("fp32", "fp16", "int8", "bandwidth", "depthwise", "grouped", "matmul", "recurrent", "vector"):
             share: Sourced | None = getattr(self, name)
             if share is not None and share.value > 1:
                 raise ValueError(f"`{name}` is a share of the peak: at most 1, not {share.value}")

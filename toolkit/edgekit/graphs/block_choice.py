@@ -208,9 +208,14 @@ class BlockJob:
         return [self.held[place] for place in spread(len(self.held), MOST_JUDGED)]
 
     @cached_property
+    def session(self) -> object:
+        """A session of the caller's model, opened once: it holds all weights."""
+        return self.original()
+
+    @cached_property
     def _reference(self) -> Reference:
         assert self.samples is not None
-        return Reference(self.original(), self.samples, self.judged)
+        return Reference(self.session, self.samples, self.judged)
 
     def _depths(self) -> dict[str, int]:
         if self.samples is None:

@@ -123,11 +123,10 @@ def _with_inputs(model: onnx.ModelProto, names: set[str]) -> onnx.ModelProto:
 def few_judged(job: BlockJob) -> Reference:
     """Return the original's outputs on the few held-out samples that single matrices are measured on."""
     assert job.samples is not None
-    session = job.original()
-    first = Reference(session, job.samples, job.held[:1])
+    first = Reference(job.session, job.samples, job.held[:1])
     size = sum(np.size(array) for array in first.outputs(job.held[0]).values())
     count = min(max(ENOUGH_OUTPUTS // max(size, 1), 1), MOST_SWAPPED)
-    return Reference(session, job.samples, [job.held[place] for place in spread(len(job.held), count)])
+    return Reference(job.session, job.samples, [job.held[place] for place in spread(len(job.held), count)])
 
 
 def block_blame(job: BlockJob, solved: Solved, *, scratch: Path, tell: Callable[[int, int], None]) -> Blame:

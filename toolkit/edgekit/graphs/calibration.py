@@ -16,7 +16,18 @@ from edgekit.numerics.fitting import fit_constants, leave_out, spread_factor
 _PRIOR = 0.05
 """What no graph tells stays where it was, give or take a factor of three."""
 
-_RATES = ("fp32", "int8", "depthwise", "grouped", "recurrent", "vector", "bandwidth", "cache_bandwidth", "launch")
+_RATES = (
+    "fp32",
+    "int8",
+    "matmul",
+    "depthwise",
+    "grouped",
+    "recurrent",
+    "vector",
+    "bandwidth",
+    "cache_bandwidth",
+    "launch",
+)
 _SHARES = frozenset({"depthwise", "grouped", "recurrent", "vector"})
 
 
@@ -125,6 +136,7 @@ def _reached(known: Constants) -> Constants:
         known,
         peaks=(peaks[0], peaks[1], peaks[2]),
         shares=(1.0, 1.0, 1.0),
+        matmul=known.matmul / reached if known.matmul else 1.0,
         depthwise=min(known.depthwise / reached, 1.0),
         grouped=min(known.grouped / reached, 1.0),
         recurrent=min(known.recurrent / reached, 1.0),
@@ -145,6 +157,7 @@ def _with(known: Constants, values: Numbers) -> Constants:
     return dataclasses.replace(
         known,
         peaks=(found["fp32"], half, found["int8"]),
+        matmul=found["matmul"],
         depthwise=found["depthwise"],
         grouped=found["grouped"],
         recurrent=found["recurrent"],

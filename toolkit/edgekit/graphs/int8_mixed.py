@@ -212,7 +212,7 @@ class Int8Mix:
             return spent / total if total else 1.0
         model = self.search.writer.write(trial.plan)
         found = layer_times(model, self.job.source.folder, self._shapes, self.profile, self.scratch)
-        return 1.0 if isinstance(found, str) or not total else found.total / total
+        return float("inf") if isinstance(found, str) else found.total / total
 
     def _growth(self, trial: Trial) -> float:
         """Return the bytes of a trial's weights as a multiple of the uniform model's."""

@@ -39,6 +39,7 @@ class Constants:
     Attributes:
         peaks: operations per second for each of `DTYPES`.
         shares: reached share of the peak for each of `DTYPES`.
+        matmul: reached share of the peak by matrix products, of whatever type; 0: the same as convolutions.
         depthwise: reached share of the peak by depthwise convolutions, of whatever type.
         grouped: the same for grouped ones.
         recurrent: the same for recurrent layers.
@@ -63,6 +64,7 @@ class Constants:
     small_tile: float = 0.0
     cache_bytes: float = 0.0
     cache_bandwidth: float = 0.0
+    matmul: float = 0.0
 
 
 def constants_of(profile: Profile, protocol: Protocol = "graph") -> Constants:
@@ -88,6 +90,7 @@ def constants_of(profile: Profile, protocol: Protocol = "graph") -> Constants:
         units=round(compute.units.value) if compute.units else 0,
         small_tile=shares.small_tile.value if shares.small_tile else 0.0,
         cache_bytes=1e6 * profile.memory.cache_mb.value if profile.memory.cache_mb and shares.cache_gbs else 0.0,
+        matmul=shares.matmul.value if shares.matmul else 0.0,
         cache_bandwidth=shares.cache_gbs.value * 1e9 if shares.cache_gbs else 0.0,
     )
 
@@ -96,6 +99,8 @@ def seconds_of(work: Work, known: Constants) -> Numbers:
     """Return how long each kernel takes, its launch included."""
     peak = np.array(known.peaks)[work.dtype]
     rate = peak * np.array(known.shares)[work.dtype]
+    if known.matmul:
+        rate = np.where(work.kind == _INDEX["matmul"], peak * known.matmul, rate)
     rate = np.where(work.kind == _INDEX["depthwise"], peak * known.depthwise, rate)
     rate = np.where(work.kind == _INDEX["grouped"], peak * known.grouped, rate)
     rate = np.where(work.kind == _INDEX["recurrent"], peak * known.recurrent, rate)

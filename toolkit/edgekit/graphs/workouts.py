@@ -179,7 +179,7 @@ def _split(sheet: _Sheet, name: str) -> Workout:
         y = _silu(sheet, y, width // 2, width, 3, 2)
         parts = [_silu(sheet, y, width, width // 2, 1), _silu(sheet, y, width, width // 2, 1)]
         parts.append(_silu(sheet, _silu(sheet, parts[-1], width // 2, width // 2, 3), width // 2, width // 2, 3))
-        y = _silu(sheet, sheet.node("Concat", *parts, axis=1), 3 * width // 2, width, 1)
+        y = _silu(sheet, sheet.quantized(sheet.node("Concat", *parts, axis=1)), 3 * width // 2, width, 1)
     return sheet.done(name, y)
 
 
@@ -205,7 +205,7 @@ def _encoder(sheet: _Sheet, name: str) -> Workout:
     shape = sheet.constant(np.array([1, sheet.shape[1], heads, width // heads]))
     flat = sheet.constant(np.array([1, sheet.shape[1], width]))
     one = sheet.constant(np.ones(width, np.float32))
-    for _ in range(3):
+    for _ in range(2):
         q, k, v = (
             sheet.node("Transpose", sheet.node("Reshape", sheet.linear(y, width, width), shape), perm=order)
             for order in ((0, 2, 1, 3), (0, 2, 3, 1), (0, 2, 1, 3))

@@ -126,12 +126,14 @@ def _planned(asked: _Asked, graph: Artifact) -> _Found:
 def _pipeline(asked: _Asked, graph: Artifact) -> tuple[Plan, Pipeline]:
     """Return what a build would do with a captured graph, and the surroundings of its stages."""
     exporter = load_exporter(asked.device.runtime)
-    kind = "onnx" if asked.model.endswith((".onnx", ".edgekit")) else "torch"
+    known = artifact_of(asked.model, asked.store)
+    kind = "onnx" if known or asked.model.endswith((".onnx", ".edgekit")) else "torch"
     given = Given(model=asked.model, kind=kind, data=asked.data is not None, teacher=False)
     chain = make_plan(load_recipe(asked.recipe or asked.device.recipe), asked.device, exporter, given)
     samples = None
     if asked.data is not None:
-        source = ingest(asked.model, asked.store, weights=Path(asked.weights) if asked.weights else None)
+        weights = Path(asked.weights) if asked.weights else None
+        source = known or ingest(asked.model, asked.store, weights=weights)
         samples = read_data(asked.data, graph, source=asked.store.folder(source.id), listen=asked.listen)
     pipeline = Pipeline(
         store=asked.store,

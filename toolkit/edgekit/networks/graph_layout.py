@@ -96,6 +96,7 @@ class Layout:
     Attributes:
         nodes: in order.
         outputs: names of the graph's outputs.
+        rows: what the first axis of every input is fixed to; 0 when it is open.
         arrays: initializer -> values; those of 4 bits one a byte.
         kinds: initializer -> type, in the words of `numerics.affine.BOUNDS` where it is one of those.
         weights, biases: what is stored in integers.
@@ -108,6 +109,7 @@ class Layout:
         model = onnx.load(path)
         self.nodes = [_node(node) for node in model.graph.node]
         self.outputs = [value.name for value in model.graph.output]
+        self.rows = _fixed_rows(model.graph)
         self.arrays = {tensor.name: _array(tensor) for tensor in model.graph.initializer}
         self.kinds = {tensor.name: _kind(tensor) for tensor in model.graph.initializer}
         self._readers: dict[str, list[tuple[Node, int]]] = {}
@@ -129,6 +131,17 @@ class Layout:
             if node.op == "Reshape" and position == 0 and (found := self.blocked(node.outputs[0])):
                 return found
         return None
+
+    def fuses(self, node: Node) -> bool:
+        """Say whether a product on stored weights is one that onnxruntime computes in integers, block by block.
+
+        It does so where only this product dequantizes the weight, by channel, and its activation comes as floats.
+        """
+        weight, data = (self._makers.get(name) for name in (node.inputs[1], node.inputs[0]))
+        if weight is None or weight.op != "DequantizeLinear" or (data is not None and data.op == "DequantizeLinear"):
+            return False
+        stored = self.arrays.get(weight.inputs[1])
+        return stored is not None and stored.size > 1 and len(self._readers.get(node.inputs[1], [])) == 1
 
     def scales(self) -> list[str]:
         """Return the scales that may be learned: read by Q/DQ nodes only; those of biases follow from them."""
@@ -225,6 +238,13 @@ class Layout:
         if not all(position in _FLOAT_WEIGHTS.get(node.op, ()) for node, position in readers):
             return False
         return all(node.op != "Add" or value.ndim == 1 for node, _ in readers)
+
+
+def _fixed_rows(graph: onnx.GraphProto) -> int:
+    constants = {tensor.name for tensor in graph.initializer}
+    shapes = [value.type.tensor_type.shape.dim for value in graph.input if value.name not in constants]
+    first = {dims[0].dim_value for dims in shapes if len(dims)}
+    return int(first.pop()) if len(first) == 1 else 0
 
 
 def _kind(tensor: onnx.TensorProto) -> str:

@@ -8,6 +8,7 @@ into the same initializers, and the graph stays what the runtime's dialect made 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +18,7 @@ from edgekit.errors import UnsupportedError
 from edgekit.networks import graph_ops
 from edgekit.networks import graph_shapes as _shapes  # noqa: F401 - enters its operators
 from edgekit.networks.graph_layout import BLOCKED, ZERO, Array, Bias, Layout, Node, Weight
-from edgekit.networks.graph_quantized import along, round_straight
+from edgekit.networks.graph_quantized import along, in_blocks, round_straight
 
 if TYPE_CHECKING:
     import torch
@@ -26,18 +27,23 @@ if TYPE_CHECKING:
 else:
     Module = object  # `graph_module` adds the base: this file must not import torch when it is imported
 
+Tensors = dict[str, "torch.Tensor"]
+
 _SMALLEST_RATIO = 1e-3
 _BIAS_LIMIT = 2.0**31 - 1
+_KERNEL_BLOCK = 32
 _MADE_ON_CPU = frozenset({"Constant", "ConstantOfShape", "Range", "Shape", "Size"})
 _REMEDY = "Leave the stage quantize-aware-train out, or export the model with plainer operators."
 
 
-def graph_module(path: Path, *, learn_scales: bool = False, bits: int = 8) -> GraphModule:
+def graph_module(
+    path: Path, *, learn_scales: bool = False, bits: int = 8, block_kernels: Collection[str] = ()
+) -> GraphModule:
     """Open a graph as a module of torch; see `GraphModule`."""
     import torch
 
     made = type("GraphModule", (GraphModule, torch.nn.Module), {})
-    return cast("GraphModule", made(path, learn_scales=learn_scales, bits=bits))
+    return cast("GraphModule", made(path, learn_scales=learn_scales, bits=bits, block_kernels=block_kernels))
 
 
 class GraphModule(Module):
@@ -47,12 +53,13 @@ class GraphModule(Module):
         path: the ONNX file.
         learn_scales: whether the scales of Q/DQ pairs and weights are learned.
         bits: of int8 weights, sign included: 7 for CPUs whose products saturate.
+        block_kernels: op types whose stored weights the runtime multiplies on activations rounded block by block.
 
     Raises:
         UnsupportedError: an operator that has no counterpart here, or control flow; names the node.
     """
 
-    def __init__(self, path: Path, *, learn_scales: bool = False, bits: int = 8) -> None:
+    def __init__(self, path: Path, *, learn_scales: bool, bits: int, block_kernels: Collection[str]) -> None:
         import torch
 
         super().__init__()
@@ -68,13 +75,49 @@ class GraphModule(Module):
         self.float_names = layout.float_weights()
         self.floats = torch.nn.ParameterList([_floats(layout.arrays[name]) for name in self.float_names])
         names = [w.name for w in self.weights] + [b.name for b in self.biases] + self.float_names
+        self.block_kernels = frozenset(block_kernels)
+        self._together: bool | None = None
         self.constants = [name for name in layout.arrays if name not in set(names)]
         for number, name in enumerate(self.constants):
             self.register_buffer(f"constant_{number}", torch.from_numpy(layout.carried(name)), persistent=False)
 
     def forward(self, feed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Run the graph."""
-        known: dict[str, Any] = {"": None, **feed, **self._values()}
+        """Run the graph; one whose batch is fixed runs piece by piece, unless all at once gives the same."""
+        values = self._values()
+        count, rows = len(next(iter(feed.values()))), self.layout.rows
+        if not rows or count == rows:
+            return self._run_all(feed, values)
+        if self._together is None:
+            self._together = self._is_free(feed, values)
+        return self._run_all(feed, values) if self._together else self._in_pieces(feed, values)
+
+    def _is_free(self, feed: Tensors, values: Tensors) -> bool:
+        """Say whether the graph computes row by row although its batch is fixed (a Reshape may mix the rows)."""
+        import torch
+
+        with torch.no_grad():
+            pieces = self._in_pieces(feed, values)
+            try:
+                whole = self._run_all(feed, values)
+            except (RuntimeError, ValueError, IndexError):
+                return False
+        return all(
+            whole[name].shape == value.shape and torch.allclose(whole[name], value, rtol=1e-3, atol=1e-5)
+            for name, value in pieces.items()
+        )
+
+    def _in_pieces(self, feed: Tensors, values: Tensors) -> Tensors:
+        import torch
+
+        starts = range(0, len(next(iter(feed.values()))), self.layout.rows)
+        parts = [
+            self._run_all({name: value[start : start + self.layout.rows] for name, value in feed.items()}, values)
+            for start in starts
+        ]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _run_all(self, feed: Tensors, values: Tensors) -> Tensors:
+        known: dict[str, Any] = {"": None, **feed, **values}
         device = next(iter(feed.values())).device
         for node in self.layout.nodes:
             made = self._run(node, [known[name] for name in node.inputs])
@@ -90,6 +133,8 @@ class GraphModule(Module):
             return given[0]  # codes in blocks keep their rows and blocks
         if node.op in BLOCKED and len(given) > ZERO and given[ZERO] is not None:
             given[ZERO] = _cut(given[ZERO], given[BLOCKED[node.op]])
+        if node.op in self.block_kernels and self.layout.fuses(node):
+            given[0] = in_blocks(given[0], _KERNEL_BLOCK)
         try:
             return graph_ops.OPERATORS[node.op](given, node.attributes)
         except NotImplementedError as error:

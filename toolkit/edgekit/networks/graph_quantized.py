@@ -74,7 +74,7 @@ def _matmul_integer(x: list[Any], _a: Attributes) -> Any:
 def _matmul_blocks(x: list[Any], a: Attributes) -> Any:
     """Multiply with [rows, blocks, block] codes; see onnxruntime's contrib operators."""
     weight = _blocks(x, a).flatten(1)[:, : a["K"]]
-    data = _in_blocks(x[0], a["block_size"]) if a.get("accuracy_level", 0) == FUSED_LEVEL else x[0]
+    data = in_blocks(x[0], a["block_size"]) if a.get("accuracy_level", 0) == FUSED_LEVEL else x[0]
     found = data @ weight.transpose(0, 1)
     return found if len(x) < 6 or x[5] is None else found + x[5]  # noqa: PLR2004 - the sixth is the bias
 
@@ -98,7 +98,7 @@ def _blocks(x: list[Any], a: Attributes) -> Any:
     return (codes - zero) * scales
 
 
-def _in_blocks(x: torch.Tensor, block: int) -> torch.Tensor:
+def in_blocks(x: torch.Tensor, block: int) -> torch.Tensor:
     """Round activations to 8 bits with one scale a block of the last axis, symmetric, as the fused kernel does."""
     from torch.nn import functional
 

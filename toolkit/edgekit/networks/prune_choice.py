@@ -74,11 +74,8 @@ def chosen(
     ]
 
     def take(share: float) -> list[tuple[Group, Places]]:
-        if options.scope == "global":
-            total = sum(kind.weight * np.shape(kind.scores)[-1] for kind in kinds)
-            found = choose(kinds, share * total)
-        else:
-            found = [choose([kind], share * kind.weight * np.shape(kind.scores)[-1])[0] for kind in kinds]
+        total = sum(kind.weight * np.shape(kind.scores)[-1] for kind in kinds)
+        found = choose(kinds, share * total, even=options.scope == "layer")
         rows = [np.atleast_2d(channels) for channels in found]
         pairs = zip(families, rows, strict=True)
         return [(group, row) for family, many in pairs for group, row in zip(family, many, strict=True)]

@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from edgekit.networks.coupled import Coupling, Slot
 from edgekit.networks.labels import PLAIN
-from edgekit.numerics.importance import Floats, Norm, Places, combined, gathered, norms, step_of
+from edgekit.numerics.importance import Floats, Norm, Places, combined, gathered, loss_without, norms, step_of
 
 Importance = Literal["l1", "l2", "batch-norm", "taylor"]
 Array = npt.NDArray[np.floating]
@@ -118,24 +118,25 @@ def scores_of(
     sensitivities: Mapping[Slot, Floats] | None = None,
     batch_norms: Collection[str] = (),
 ) -> Floats:
-    """Return how much each channel of a group matters, relative to the group's mean.
+    """Return how much each channel of a group matters: norms and scales relative to the group's mean.
 
     Args:
         group: the group.
         tensor: returns a tensor of the state by name.
         kind: `l1` and `l2`: norms of the weights that make and read the channels; `batch-norm`: the magnitude of
             BatchNorm's scale, the norm `l1` where a group has none; `taylor`: what the loss would change.
-        sensitivities: for `taylor`: what the loss changes without each index of a slot that makes channels.
+        sensitivities: for `taylor`: what the loss of every batch changes without each index of a slot that makes or
+            reads channels, `[batches, indices]`.
         batch_norms: names of the scales of BatchNorm layers.
     """
     if kind == "taylor":
         known = sensitivities or {}
-        return combined([gathered(known[slot], group.places[slot]) for slot in group.makes])
+        slots = group.reads or group.makes
+        return loss_without([(known[slot], group.places[slot]) for slot in slots])
     scales = [slot for slot in group.places if slot.tensor in batch_norms]
     if kind == "batch-norm" and scales:
         found = [(np.abs(tensor(slot.tensor)).astype(np.float64), slot) for slot in scales]
         return combined([gathered(scale, group.places[slot]) for scale, slot in found])
-    slots, norm = [*group.makes, *group.reads], "l2" if kind == "l2" else "l1"
-    return combined(
-        [gathered(norms(tensor(slot.tensor), slot.axis, cast("Norm", norm)), group.places[slot]) for slot in slots]
-    )
+    norm: Norm = "l2" if kind == "l2" else "l1"
+    parts = [(norms(tensor(slot.tensor), slot.axis, norm), slot) for slot in (*group.makes, *group.reads)]
+    return combined([gathered(scores, group.places[slot]) for scores, slot in parts])

@@ -23,7 +23,7 @@ _BATCH = 32
 
 
 def sensitivities(network: Network, coupling: Coupling, arguments: dict[str, Any], tell: Tell) -> dict[Slot, Floats]:
-    """Return for every slot that makes channels the mean magnitude of what the loss of a batch loses without each.
+    """Return for every slot that makes or reads channels how much the loss falls without each: `[batches, indices]`.
 
     Args:
         network: in any mode; run as for inference, so that BatchNorm uses its statistics.
@@ -41,19 +41,19 @@ def sensitivities(network: Network, coupling: Coupling, arguments: dict[str, Any
     check_inputs(network, feeds)
     goal = make_goal(runner, feeds, {"teacher": None, "labels": []}, tell)
     state = network.module.state_dict(keep_vars=True)
-    found: dict[Slot, Floats] = {slot: np.zeros(len(coupling.axes[slot])) for slot in sorted(coupling.makes)}
     plan = feeds.epoch(1)[:BATCHES]
+    slots = sorted(coupling.makes | coupling.reads)
+    found: dict[Slot, Floats] = {slot: np.zeros((len(plan), len(coupling.axes[slot]))) for slot in slots}
     with evaluating(network.module):
         for done, samples in enumerate(plan):
             batch = feeds.load(samples)
             feed = {name: torch.from_numpy(array) for name, array in batch.feed.items()}
             network.module.zero_grad(set_to_none=True)
             torch.stack(list(goal.terms(runner(feed), batch, feed).values())).sum().backward()  # type: ignore[no-untyped-call]
-            for slot, total in found.items():
+            for slot, changes in found.items():
                 weight = state[slot.tensor]
                 if weight.grad is not None:
-                    lost = taylor(weight.detach().numpy(), weight.grad.numpy(), slot.axis)
-                    found[slot] = total + lost / len(plan)
+                    changes[done] = taylor(weight.detach().numpy(), weight.grad.numpy(), slot.axis)
             tell(events.Progress(label="taylor", done=done + 1, total=len(plan)))
     network.module.zero_grad(set_to_none=True)
     return found

@@ -28,6 +28,8 @@ OUTPUTS = "outputs.npz"
 
 _CHECKED = 64
 _RATE = 1e-4
+_TRAVEL = 0.01
+_MOST_A_STEP = 0.1
 
 
 def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     Args:
         arguments: `folder` (of the quantized graph), `feeds`, `scratch`, `result` (a folder), `threads`, `seed`,
             `labels`, `teacher`, `epochs`, `batch`, `rate`, `patience`, `alpha`, `temperature`, `pull` (the largest
-            lambda), `learn_scales`, `bits` (of int8 weights).
+            lambda), `learn_scales`, `bits` (of int8 weights), `block_kernels` (see `GraphModule`).
         tell: gets progress and findings.
 
     Returns:
@@ -52,7 +54,12 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
 
     torch.set_num_threads(int(arguments["threads"]))
     path = Path(arguments["folder"]) / MAIN
-    module = graph_module(path, learn_scales=bool(arguments["learn_scales"]), bits=int(arguments["bits"]))
+    module = graph_module(
+        path,
+        learn_scales=bool(arguments["learn_scales"]),
+        bits=int(arguments["bits"]),
+        block_kernels=arguments["block_kernels"],
+    )
     if not module.weights:
         remedy = "Quantize it first: put quantize-int8 or quantize-int4 before quantize-aware-train."
         raise UnsupportedError("the graph has no integer weights to train", where=MAIN, remedy=remedy)
@@ -65,9 +72,10 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
         module.clip()
         oscillation.step()
 
+    rate = float(arguments["rate"])
     schedule = Schedule(
         epochs=int(arguments["epochs"]),
-        rate=float(arguments["rate"]) or _RATE,
+        rate=rate or _RATE,
         patience=int(arguments["patience"]),
         decay=0.0,
         seed=int(arguments["seed"]),
@@ -79,7 +87,7 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
         schedule,
         scratch=Path(arguments["scratch"]) / "train",
         tell=tell,
-        groups=_groups(module, schedule.rate),
+        groups=_groups(module, rate, schedule.epochs * feeds.steps()),
         judge=goal.loss(),
         after_step=after_step,
     )
@@ -109,14 +117,22 @@ def _loss(module: GraphModule, goal: Goal, pull: float) -> Loss:
     return loss
 
 
-def _groups(module: GraphModule, rate: float) -> list[dict[str, Any]]:
-    """Return parameter groups: `rate` is in units of the largest value that a weight can have."""
+def _groups(module: GraphModule, rate: float, steps: int) -> list[dict[str, Any]]:
+    """Return parameter groups: `rate` is in units of the largest value that a weight can have.
+
+    A rate of 0 lets a weight travel over the whole training (a cosine, so half of the steps count) as far as a
+    hundredth of that value, or one step of its grid where those are coarser: else no integer could change.
+    """
+
+    def fitting(half: float) -> float:
+        return rate * half if rate else min(2 * max(1.0, _TRAVEL * half) / max(steps, 1), _MOST_A_STEP)
+
     groups = [
-        {"params": [latent], "lr": rate * (weight.high - weight.low) / 2, "weight_decay": 0.0}
+        {"params": [latent], "lr": fitting((weight.high - weight.low) / 2), "weight_decay": 0.0}
         for weight, latent in zip(module.weights, module.latents, strict=True)
     ]
     others = [list(parameters) for parameters in (module.bias_values, module.floats, module.ratios)]
-    return groups + [{"params": found, "lr": rate, "weight_decay": 0.0} for found in others if found]
+    return groups + [{"params": found, "lr": rate or _RATE, "weight_decay": 0.0} for found in others if found]
 
 
 def _keep_outputs(module: GraphModule, feeds: Feeds, path: Path) -> None:

@@ -29,7 +29,8 @@ class PruneChannels:
         importance: `l1` and `l2`: norms of the weights that make and read a channel; `batch-norm`: the scale of the
             BatchNorm behind it; `taylor`: what the loss on labeled training samples changes without it, to first order.
         per: `channel`, or `millisecond`: importance for the time that the profile's roofline predicts it to cost.
-        scope: `global`: all layers compete; `layer`: every layer loses the same share.
+        scope: `global`: all layers compete, and the more of a layer is gone the dearer it gets; `layer`: every layer
+            loses about the same share.
         multiple: numbers of channels stay multiples of it; 0: what the profile says.
         least: so many channels (or groups of heads) stay at least.
         layers: so many whole layers go too, those that change least what they are given.
@@ -42,7 +43,7 @@ class PruneChannels:
     """
 
     name: ClassVar[str] = "prune-channels"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     takes: ClassVar[frozenset[str]] = frozenset({"torch"})
     makes: ClassVar[str] = "torch"
     needs: ClassVar[frozenset[str]] = frozenset()

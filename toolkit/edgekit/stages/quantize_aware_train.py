@@ -43,7 +43,8 @@ class QuantizeAwareTrain:
         pull: largest weight of the mean squared distance of weights to the grid, in steps; it grows from 0.
         learn_scales: also learn the scales of weights and activations (LSQ; Esser et al., 2020).
         batch: samples of one step.
-        rate: highest learning rate, in units of the largest weight; 0 takes 0.0001.
+        rate: highest learning rate, in units of the largest weight; 0: so that weights can travel a hundredth of that
+            over the training, or one step of their grid where it is coarser.
         patience: epochs without a better held-out loss after which training ends.
     """
 
@@ -112,6 +113,7 @@ class QuantizeAwareTrain:
             "feeds": os.fspath(feeds_of(inputs, context)),
             "labels": list(names_of(inputs)),
             "teacher": teacher_of(inputs, context, {}, {}),
+            "block_kernels": inputs.dialect.block_kernels if inputs.dialect.name == _HERE else (),
             "bits": 7 if inputs.dialect.reduce_range else 8,
             "threads": context.threads,
             "seed": context.seed,

@@ -170,6 +170,9 @@ class QuantizeInt8:
             return *job.final(choice), {}
         if job.seeded:
             raise NeedsDataError(_UNMEASURED, where=self.name, remedy="Give representative inputs with --data DIR.")
+        if job.planner.dialect.whole == "must":
+            text = "mixed precision leaves layers in float, and this chip has no float units"
+            raise UnsupportedError(text, where=self.name, remedy='Leave mixed out, or set precision = "w8a16".')
         limits = Limits(aim=max(self.aim, self.floor), slower=self.slower, larger=self.larger)
         mix = Int8Mix(job, choice, inputs.profile, limits, context.scratch)
         trial, facts = mix.settled(_telling(context, "sensitivity"))
