@@ -101,7 +101,14 @@ def quantized(model):
     return found
 
 
-@pytest.mark.parametrize("name", architectures.ARCHITECTURES)
+LONG = {"plain CNN", "ViT", "1-D convolutions", "MLP"}
+SEEDED = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in LONG else [], id=name)
+    for name in architectures.ARCHITECTURES
+]
+
+
+@pytest.mark.parametrize("name", SEEDED)
 def test_seeded_architectures_in_int8_are_taken(name, tmp_path):
     model, feeds = architectures.ARCHITECTURES[name]()
     profile = orin()
@@ -145,7 +152,7 @@ def test_fp16_is_taken(name, tmp_path):
     accept(made, tmp_path, orin())
 
 
-@pytest.mark.parametrize("name", ["MLP", "ViT"])
+@pytest.mark.parametrize("name", ["MLP", pytest.param("ViT", marks=pytest.mark.slow)])
 def test_int4_weights_are_taken(name, tmp_path):
     """Standard DequantizeLinear with blocks, opset 21: for the TensorRT of JetPack 7."""
     model, feeds = architectures.ARCHITECTURES[name]()

@@ -40,7 +40,7 @@ def rules(probe, device):
 @pytest.mark.parametrize(
     ("probe", "kinds"),
     [
-        (ORIN, {"jetson", "jetson-orin-nano-8gb", "jetson-orin-nano-8gb-super"}),
+        (ORIN, {"jetson", "jetson-orin-nano", "jetson-orin-nano-8gb", "jetson-orin-nano-8gb-super"}),
         (PI5, {"raspberry-pi-5"}),
         (PHONE, {"snapdragon", "snapdragon-8-gen3"}),
         (X86, set()),
