@@ -29,7 +29,8 @@ OUTPUTS = "outputs.npz"
 _CHECKED = 64
 _RATE = 1e-4
 _TRAVEL = 0.01
-_MOST_A_STEP = 0.1
+_MOST_A_STEP = 0.1  # steps of the grid that a weight moves in one step of the optimizer, at most
+_MOST_OF_FINE = 2.5  # the same over the number of steps up to the largest value: fine grids lose more by haste
 
 
 def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
@@ -125,7 +126,8 @@ def _groups(module: GraphModule, rate: float, steps: int) -> list[dict[str, Any]
     """
 
     def fitting(half: float) -> float:
-        return rate * half if rate else min(2 * max(1.0, _TRAVEL * half) / max(steps, 1), _MOST_A_STEP)
+        most = min(_MOST_A_STEP, _MOST_OF_FINE / half)
+        return rate * half if rate else min(2 * max(1.0, _TRAVEL * half) / max(steps, 1), most)
 
     groups = [
         {"params": [latent], "lr": fitting((weight.high - weight.low) / 2), "weight_decay": 0.0}
