@@ -61,7 +61,7 @@ def test_1_is_a_bug_with_its_traceback(edgekit, given, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "text", "remedy"),
     [
-        (["--profile", "jetsom"], "jetsom", "Did you mean 'jetson'?"),
+        (["--profile", "jetsom"], "jetsom", "Did you mean 'jetson'"),
         (["--profil", "jetson"], "--profil", "edgekit build --help"),
         (["--recipe", "int9"], "int9", "Did you mean 'int"),
         (["--metric", "acuracy"], "acuracy", "Did you mean 'accuracy'?"),
@@ -100,7 +100,7 @@ def test_2_a_useless_metric_or_target_is_told_before_any_work(edgekit, given, tm
     ("command", "remedy"),
     [
         (["biuld", "x"], "Did you mean 'build'?"),
-        (["profiles", "show", "jetsn"], "Did you mean 'jetson'?"),
+        (["profiles", "show", "jetsn"], "Did you mean 'jetson'"),
         (["recipes", "show", "int9"], "Did you mean 'int"),
         (["cache", "prune", "--older", "3x"], "30d"),
         (["validate", "x.onnx"], "--help"),

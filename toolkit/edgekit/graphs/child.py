@@ -88,7 +88,7 @@ def run_task(
                 where=task,
                 remedy="Allow more time, or use a faster machine.",
             )
-        if status == 1 and "Traceback" in log:
+        if status == 1 and "Traceback" in log and not _out_of_memory(log):
             raise EdgekitError(f"the task '{task}' on a model failed: {_last_line(log)}")
         raise _crash(status, log, numbers, seconds)
 
@@ -145,8 +145,16 @@ def _crash(status: int | None, log: str, limits: Limits, seconds: float) -> Inpu
         return InputError(f"work on the model was stopped after {limits.cpu_seconds} s of CPU time", remedy=remedy)
     if status == -signal.SIGXFSZ:
         return InputError(f"work on the model wrote a file of more than {limits.file} bytes", remedy=remedy)
+    if _out_of_memory(log):
+        return InputError(f"work on the model needs more than {limits.memory >> 20} MiB of memory", remedy=remedy)
     how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     return InputError(f"work on the model ended with {how}: {_last_line(log)}", remedy=remedy)
+
+
+def _out_of_memory(log: str) -> bool:
+    """Say whether a child's last words are those of Python, C++ or the dynamic linker without memory."""
+    words = ("MemoryError", "bad_alloc", "cannot allocate memory", "failed to map segment")
+    return any(word.lower() in _last_line(log).lower() for word in words)
 
 
 def _last_line(log: str) -> str:

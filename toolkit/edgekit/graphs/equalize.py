@@ -74,16 +74,21 @@ def _is_product(node: onnx.NodeProto, index: GraphIndex) -> bool:
     return (
         len(weight.dims) == _MATRIX
         and weight.data_type == TensorProto.FLOAT
-        and len(index.consumers[node.input[1]]) == 1
+        and _own(node.input[1], index)
         and not attribute_of(node, "transA", 0)
     )
+
+
+def _own(constant: str, index: GraphIndex) -> bool:
+    """Say whether one node alone sees a constant: it may be scaled then."""
+    return len(index.consumers[constant]) == 1 and constant not in index.outputs
 
 
 def _norm(name: str, readers: Sequence[onnx.NodeProto], index: GraphIndex) -> onnx.NodeProto | None:
     maker = index.producers.get(name)
     if maker is None or maker.op_type not in _NORMS or name in index.outputs:
         return None
-    own = all(x in index.initializers and len(index.consumers[x]) == 1 for x in maker.input[1:] if x)
+    own = all(x in index.initializers and _own(x, index) for x in maker.input[1:] if x)
     alone = len(index.consumers[name]) == len(readers)
     last = attribute_of(maker, "axis", -1) == -1
     vectors = all(len(index.initializers[x].dims) == 1 for x in maker.input[1:] if x in index.initializers)

@@ -49,13 +49,15 @@ class Product:
 def find_products(source: onnx.ModelProto, quantized: onnx.ModelProto) -> list[Product]:
     """Return the products on int8 weights, in the order of the quantized graph.
 
-    Left out are those whose weights others read too or that are read through a Transpose, and forms with factors.
+    Left out are those whose weights others read too, are an output or are read through a Transpose, and forms with
+    factors: only what nobody else sees may follow a product's inputs.
     """
+    floats = GraphIndex(source.graph)
     index, places = GraphIndex(quantized.graph), {node.name: i for i, node in enumerate(quantized.graph.node)}
     constants = {tensor.name for tensor in source.graph.initializer}
     found: list[tuple[int, Product]] = []
     for node in source.graph.node:
-        if not _plain(node, constants):
+        if not _plain(node, constants) or not all(_own(name, floats) for name in node.input[1:] if name):
             continue
         twin = places.get(node.name)
         made = _dynamic(node, index) if twin is None else _static(node, index.graph.node[twin], index)
@@ -64,6 +66,11 @@ def find_products(source: onnx.ModelProto, quantized: onnx.ModelProto) -> list[P
             reader = index.consumers[made.weight][0]
             found.append((places[reader.name] if twin is None else twin, made))
     return [made for _, made in sorted(found, key=lambda item: item[0])]
+
+
+def _own(constant: str, index: GraphIndex) -> bool:
+    """Say whether one node alone sees a constant."""
+    return len(index.consumers.get(constant, [])) == 1 and constant not in index.outputs
 
 
 def _plain(node: onnx.NodeProto, constants: set[str]) -> bool:
