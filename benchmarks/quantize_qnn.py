@@ -129,7 +129,9 @@ def on_cpu(model: onnx.ModelProto, feeds: Feeds) -> list[dict[str, Any]]:
     """Run a graph on onnxruntime's CPU kernels."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return [dict(zip(names, session.run(None, feed), strict=True)) for feed in feeds]
 

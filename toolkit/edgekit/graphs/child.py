@@ -146,7 +146,9 @@ def _crash(status: int | None, log: str, limits: Limits, seconds: float) -> Inpu
     if status == -signal.SIGXFSZ:
         return InputError(f"work on the model wrote a file of more than {limits.file} bytes", remedy=remedy)
     if _out_of_memory(log):
-        return InputError(f"work on the model needs more than {limits.memory >> 20} MiB of memory", remedy=remedy)
+        return InputError(
+            f"work on the model needs more than {(limits.memory or 0) >> 20} MiB of memory", remedy=remedy
+        )
     how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     return InputError(f"work on the model ended with {how}: {_last_line(log)}", remedy=remedy)
 

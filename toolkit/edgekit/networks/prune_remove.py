@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edgekit.errors import EdgekitError, UnsupportedError
+from edgekit.errors import UnsupportedError
 from edgekit.networks.coupled import Coupling, Slot
 from edgekit.networks.network import Network
 from edgekit.networks.prune_apply import Kept, Numbers, set_numbers, slice_tensors
@@ -33,7 +33,7 @@ class Removal:
     difference: float | None
 
 
-class Refused(EdgekitError):  # noqa: N818 - it is caught where it is thrown: other channels are tried
+class Refused(UnsupportedError):  # noqa: N818 - it is caught where it is thrown: other channels are tried
     """The network does not run without these channels.
 
     Attributes:

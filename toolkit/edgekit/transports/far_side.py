@@ -19,8 +19,8 @@ tries=0
 until mkdir -- "$lock" 2>/dev/null; do
     pid=$(cat "$lock/pid" 2>/dev/null)
     if [ -n "$pid" ] && [ "$(cat "$lock/boot" 2>/dev/null)" = "$boot" ] && kill -0 "$pid" 2>/dev/null; then
-        if [ "$(cat "$lock/owner" 2>/dev/null)" = "$2" ] && [ "$tries" -le 3 ]; then
-            kill "$pid" 2>/dev/null
+        if [ "$tries" -le 3 ]; then
+            [ "$(cat "$lock/owner" 2>/dev/null)" = "$2" ] && kill "$pid" 2>/dev/null
             tries=$((tries + 1))
             sleep 1
             continue
@@ -55,7 +55,8 @@ while read -r line; do :; done
 
 The lock is a folder with the holder's process id: a lock whose process is gone (killed, or before a reboot) is
 stale. It is moved away, and kept away only if it is still the one that was looked at. What was unused for two weeks
-goes. A lock of the same owner is left from a link that went silent: its holder is ended.
+goes. A lock of the same owner is left from a link that went silent: its holder is ended. That of another is waited for
+a moment: it may have ended its work just now.
 """
 
 PYTHONS = """
