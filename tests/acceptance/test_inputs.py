@@ -61,7 +61,13 @@ def test_a_factory_with_weights_ends_in_a_package(edgekit, folder):
         cwd=folder,
     )
     assert ran.status == 0, ran.err
-    assert [stage["name"] for stage in ran.json["stages"]] == ["capture", "simplify", "quantize-int8", "compile"]
+    assert [stage["name"] for stage in ran.json["stages"]] == [
+        "capture",
+        "simplify",
+        "equalize",
+        "quantize-int8",
+        "compile",
+    ]
     assert ran.json["status"] == "pass"
     package = Path(ran.json["package"])
     np.savez(folder / "one.npz", x=x[:1])

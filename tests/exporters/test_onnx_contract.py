@@ -141,8 +141,8 @@ def test_a_trained_depthwise_network_is_whole_on_integers(tmp_path):
     assert facts["coverage"]["macs"] == 1
 
 
-TRAINED = ("ocr-det", "ocr-cls", "seizure-a", "basic-pitch", "minilm-l3")
-"""Text detection and direction, a CNN of EEG spectra, pitch of audio, sentences."""
+TRAINED = ("ocr-det", "ocr-rec", "ocr-cls", "seizure-a", "minilm-l3")
+"""Text detection, recognition and direction, a CNN of EEG spectra, sentences."""
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import kinds
 from edgekit.graphs.products import as_rows, from_rows, input_columns, output_columns
 from edgekit.graphs.stepping import Stepper
 from edgekit.numerics.equalize import at_run_time
+from edgekit.numerics.rounding import round_with_feedback
 
 
 def evaluate(model, feed, names=None):
@@ -89,3 +90,13 @@ def test_a_stepper_gives_what_a_whole_run_gives(name, room, tmp_path, monkeypatc
     index, value = next(iter(stepper.values(wanted[0])))
     assert index == 1
     assert np.allclose(value, evaluate(whole, feeds[1], [wanted[0]])[0], atol=1e-4), "a tensor from before"
+
+
+def test_moments_that_are_not_positive_definite_round_all_the_same():
+    """Differences of large sums may be so: they are damped more, and at worst errors are not passed on."""
+    weights = np.clip(kinds.normal(0, 1, 3, 4), -3, 3)
+    scales = np.full((1, 3), 0.1)
+    for xx in (np.diag([1.0, 1.0, 1.0, -0.02])[None], np.diag([1.0, 1.0, 1.0, -5.0])[None]):
+        found = round_with_feedback(weights, scales, xx)
+        assert np.abs(found).max() <= 127
+    assert np.abs(found * 0.1 - weights).max() <= 0.1

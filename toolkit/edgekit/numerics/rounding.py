@@ -23,7 +23,7 @@ Doubles = npt.NDArray[np.float64]
 
 _SWEEPS = 2
 _BLOCK = 48
-_DAMPING = 0.01
+_DAMPINGS = (0.01, 0.1, 1.0)
 
 
 @dataclass(kw_only=True)
@@ -125,7 +125,10 @@ def refitted(weights: npt.NDArray[np.floating], moments: Moments, strength: floa
     ridge = strength * _mean_square(moments.xx)
     xx = moments.xx + ridge[:, None, None] * np.eye(moments.xx.shape[1])
     gap = moments.yx - old @ moments.xx
-    solved: Doubles = old + np.linalg.solve(xx, gap.transpose(0, 2, 1)).transpose(0, 2, 1)
+    try:
+        solved: Doubles = old + np.linalg.solve(xx, gap.transpose(0, 2, 1)).transpose(0, 2, 1)
+    except np.linalg.LinAlgError:
+        return old  # the inputs say nothing
     return solved
 
 
@@ -140,13 +143,25 @@ def round_with_feedback(
         xx: second moments of the inputs, `[G, K, K]`.
         most: largest integer; the smallest is `-most`.
     """
-    damped = xx + (_DAMPING * _mean_square(xx))[:, None, None] * np.eye(xx.shape[1])
-    return _rounded(target, scales, damped, _passed_on(damped), most)
+    damped, upper = _factored(xx)
+    return _rounded(target, scales, damped, upper, most)
 
 
-def _passed_on(damped: Doubles) -> Doubles:
-    """Return the upper Cholesky factor of the inverse: row k says how column k's error is passed on."""
-    return np.linalg.cholesky(np.linalg.inv(damped)).transpose(0, 2, 1)
+def _factored(xx: Doubles) -> tuple[Doubles, Doubles]:
+    """Return damped moments, and the upper Cholesky factor of their inverse: row k says how column k's error goes on.
+
+    Moments around the mean are differences of large sums, which may leave them short of positive definite: they are
+    damped more then. With no factor at all, errors are not passed on.
+    """
+    size = _mean_square(xx)[:, None, None] * np.eye(xx.shape[1])
+    for strength in _DAMPINGS:
+        damped = xx + strength * size
+        try:
+            return damped, np.linalg.cholesky(np.linalg.inv(damped)).transpose(0, 2, 1)
+        except np.linalg.LinAlgError:
+            continue
+    alone = np.broadcast_to(np.eye(xx.shape[1]), xx.shape)
+    return size * alone, alone
 
 
 def _rounded(
@@ -245,8 +260,7 @@ def round_layer(
     best, error = nearest, judged.error(nearest * steps)
     before = float(error.sum())
     alive = np.any(weights, axis=2, keepdims=True)  # the scale of a row of zeros belongs to its bias
-    damped = used.xx + (_DAMPING * _mean_square(used.xx))[:, None, None] * np.eye(used.xx.shape[1])
-    upper = _passed_on(damped)
+    damped, upper = _factored(used.xx)
     for strength in strengths:
         target = np.where(alive, refitted(weights, used, strength), 0.0)
         tried = _rounded(target, scales, damped, upper, most)

@@ -19,17 +19,19 @@ tries=0
 until mkdir -- "$lock" 2>/dev/null; do
     pid=$(cat "$lock/pid" 2>/dev/null)
     if [ -n "$pid" ] && [ "$(cat "$lock/boot" 2>/dev/null)" = "$boot" ] && kill -0 "$pid" 2>/dev/null; then
-        if [ "$tries" -le 3 ]; then
-            [ "$(cat "$lock/owner" 2>/dev/null)" = "$2" ] && kill "$pid" 2>/dev/null
+        ours=$([ "$(cat "$lock/owner" 2>/dev/null)" = "$2" ] && echo yes)
+        if [ "$tries" -le 4 ]; then
+            [ "$ours" ] && kill "$pid" 2>/dev/null
             tries=$((tries + 1))
             sleep 1
             continue
         fi
+        [ "$ours" ] && mv -- "$lock" "$lock.$$" 2>/dev/null && rm -rf -- "$lock.$$" && continue
         echo "edgekit: held $(cat "$lock/owner" 2>/dev/null) (process $pid there)"
         exit 1
     fi
     tries=$((tries + 1))
-    [ "$tries" -gt 5 ] && { echo "edgekit: held by nobody, but $lock cannot be removed"; exit 1; }
+    [ "$tries" -gt 9 ] && { echo "edgekit: held by nobody, but $lock cannot be removed"; exit 1; }
     if [ -z "$pid" ] && [ "$tries" -le 2 ]; then
         sleep 1
     elif mv -- "$lock" "$lock.$$" 2>/dev/null; then
@@ -41,7 +43,7 @@ until mkdir -- "$lock" 2>/dev/null; do
     fi
 done
 trap "exit 1" HUP INT TERM PIPE
-release() { rm -rf -- "$lock"; }
+release() { [ "$(cat "$lock/pid" 2>/dev/null)" != "$$" ] || rm -rf -- "$lock"; }
 trap release EXIT
 echo "$boot" >"$lock/boot"
 echo "$2" >"$lock/owner"
