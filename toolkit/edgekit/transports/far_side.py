@@ -43,7 +43,7 @@ until mkdir -- "$lock" 2>/dev/null; do
     fi
 done
 trap "exit 1" HUP INT TERM PIPE
-release() { [ "$(cat "$lock/pid" 2>/dev/null)" != "$$" ] || rm -rf -- "$lock"; }
+release() { [ "$(cat "$lock/pid" 2>/dev/null)" = "$$" ] && rm -rf -- "$lock"; }
 trap release EXIT
 echo "$boot" >"$lock/boot"
 echo "$2" >"$lock/owner"
@@ -60,6 +60,13 @@ stale. It is moved away, and kept away only if it is still the one that was look
 goes. A lock of the same owner is left from a link that went silent: its holder is ended. That of another is waited for
 a moment: it may have ended its work just now.
 """
+
+RELEASE = """
+lock="${XDG_CACHE_HOME:-$HOME/.cache}/edgekit/device/lock"
+[ "$(cat "$lock/owner" 2>/dev/null)" = "$1" ] && rm -rf -- "$lock"
+true
+"""
+"""$1 who we are: our lock goes, also where its holder has not seen yet that its standard input closed."""
 
 PYTHONS = """
 check=$1
