@@ -68,16 +68,6 @@ def wait_for(condition, seconds=20):
     return found
 
 
-def once_free(build, tries=6):
-    """Run a build, again while the machine is in use: the link of the command before may still be closing."""
-    for _ in range(tries):
-        ran = build()
-        if ran.status != 5 or "in use" not in ran.out + ran.err:
-            break
-        time.sleep(5)
-    return ran
-
-
 def alive(marker):
     """Return the ids of the processes `sleep MARKER`."""
     done = subprocess.run(["pgrep", "-f", f"^sleep {marker}$"], capture_output=True, text=True, check=False)

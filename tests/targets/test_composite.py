@@ -19,7 +19,7 @@ from edgekit.errors import InputError, TargetError, UnsupportedError, UsageError
 from edgekit.jobs import encode_feeds
 from edgekit.manifest import Tolerance
 from edgekit.profile import load_profile
-from edgekit.target import Bundle
+from edgekit.target import Bundle, is_simulator
 from edgekit.targets import chunks as parts
 from edgekit.targets import composite, open_target
 from edgekit.transports.local import LocalTransport
@@ -400,3 +400,17 @@ def test_jobs_are_what_the_runner_documents(local, bundle, monkeypatch):
         "inputs": ["feeds.npz"],
         "outputs": "out",
     }
+
+
+def test_asking_what_a_target_is_does_not_connect():
+    """A property that connects would lock the device, and nobody would let it go."""
+
+    class Untouchable:
+        url, title, far = "ssh://orin", "ssh orin", True
+
+        def open(self):
+            raise AssertionError("it connected")
+
+    target = composite.CompositeTarget(Untouchable(), HOST)
+    assert not is_simulator(target)
+    assert not is_simulator(None)

@@ -27,7 +27,6 @@ from edgekit.targets import open_target
 from edgekit.transport import open_transport
 from edgekit.transports import aarch64_root
 from edgekit.transports.emulated import EmulatedTransport
-from sshd import once_free
 
 URL = "emulated-aarch64"
 
@@ -207,13 +206,11 @@ def test_a_build_for_a_jetson_ends_with_a_verdict_of_an_emulated_device_over_ssh
             np.savez(data / f"{name}.npz", x=file["x"][:count], y=file["y"][:count])
     url, environment = sshd
     asked = ("--data", data, "--max-drop", "5%", "--latency-p95", "20ms", "--target", url, "--out", tmp_path / "out")
-    ran = once_free(
-        lambda: edgekit.build(
-            *(sample / "model.onnx", *asked),
-            profile="jetson-orin-nano-8gb",
-            EDGEKIT_REMOTE_PYTHON=emulator,
-            **environment,
-        )
+    ran = edgekit.build(
+        *(sample / "model.onnx", *asked),
+        profile="jetson-orin-nano-8gb",
+        EDGEKIT_REMOTE_PYTHON=emulator,
+        **environment,
     )
     assert ran.status == 0, ran.err
     assert ran.json["status"] == "unproven"

@@ -116,7 +116,7 @@ def test_exact_commands(monkeypatch, tmp_path):
 
 def test_scripts_pass_through_any_login_shell():
     scripts = [value for name, value in vars(far_side).items() if name.isupper() and name != "MARK"]
-    assert len(scripts) == 8
+    assert len(scripts) == 7
     for script in scripts:
         assert not set("'\\") & set(script)
         if script is not far_side.CHECK:

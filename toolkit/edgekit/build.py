@@ -28,7 +28,7 @@ from edgekit.shipping import Shipment, bundle_of, check_place, golden_feeds, pac
 from edgekit.signing import load_private_key
 from edgekit.sources import ingest, read_data
 from edgekit.store import Store
-from edgekit.target import Simulator
+from edgekit.target import is_simulator
 from edgekit.targets import default_target, open_target
 
 
@@ -151,7 +151,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
             sustained=parse_seconds(sustained, "sustained") if sustained else 0,
             seed=seed,
             listen=listen,
-            simulator=_simulator(place, device),
+            simulator=machine if is_simulator(machine) else None,
             allow_fallback=allow_fallback,
         )
         pipeline.fits = gate.check_fit
@@ -234,12 +234,6 @@ def _check_given(metric: str | None, place: str, device: Profile, key: str | Non
         load_private_key(Path(key))
     if out:
         check_place(out)
-
-
-def _simulator(place: str, device: Profile) -> Simulator | None:
-    """Return the simulator that a build uses; None when it measures on a device, or nowhere."""
-    target = open_target(place, device) if place else None
-    return target if isinstance(target, Simulator) else None
 
 
 def _refuse_early(reference: Artifact, folder: Path, exporter: Exporter, profile: Profile) -> None:

@@ -36,7 +36,7 @@ from edgekit.metrics import Metric, default_metric, find_metric
 from edgekit.profile import Profile
 from edgekit.score import Score
 from edgekit.store import Store
-from edgekit.target import Bundle, Feed, Simulator, Target
+from edgekit.target import Bundle, Feed, Simulator, Target, is_simulator
 
 Split = Literal["calibration", "evaluation"]
 
@@ -224,7 +224,7 @@ class Gate:
             place, provenance = f"onnxruntime {_version('onnxruntime')} CPU kernels here", STAND_IN
             found = self.estimate(candidate)
             original += self.estimate(self.reference)
-        elif isinstance(target, Simulator):  # how long it takes is no latency
+        elif is_simulator(target):  # how long it takes is no latency
             place, provenance = target.place, target.provenance
             found = self.estimate(candidate)
             original += self.estimate(self.reference)
@@ -293,7 +293,7 @@ class Gate:
                 why = "the original draws random numbers, and gives something else each time"
             note = f"accuracy was not looked at: {why}"
             return (Figure(name="drop", value=None, unit="1", provenance=provenance, on=place, note=note),), ()
-        if isinstance(target, Simulator):
+        if is_simulator(target):
             comparison, told = self._simulated(bundle, target)
             return figures(comparison, on=place, provenance=provenance), (*comparison.findings, *told)
         feeds = self.feeds("evaluation", "candidate")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -109,7 +109,6 @@ class Target(Protocol):
         ...
 
 
-@runtime_checkable
 class Simulator(Target, Protocol):
     """A target that gives a device's outputs, slowly, without being one: its time says nothing about the device's."""
 
@@ -121,3 +120,8 @@ class Simulator(Target, Protocol):
     def affordable(self, bundle: Bundle, feed: Feed, wanted: int) -> int:
         """Return how many of `wanted` samples it runs in a reasonable time; at least one."""
         ...
+
+
+def is_simulator(target: Target | None) -> TypeGuard[Simulator]:
+    """Say whether a target is a simulator, by its class alone: properties of a device connect to it and lock it."""
+    return callable(getattr(type(target), "affordable", None))

@@ -19,19 +19,17 @@ tries=0
 until mkdir -- "$lock" 2>/dev/null; do
     pid=$(cat "$lock/pid" 2>/dev/null)
     if [ -n "$pid" ] && [ "$(cat "$lock/boot" 2>/dev/null)" = "$boot" ] && kill -0 "$pid" 2>/dev/null; then
-        ours=$([ "$(cat "$lock/owner" 2>/dev/null)" = "$2" ] && echo yes)
-        if [ "$tries" -le 4 ]; then
-            [ "$ours" ] && kill "$pid" 2>/dev/null
+        if [ "$(cat "$lock/owner" 2>/dev/null)" = "$2" ] && [ "$tries" -le 3 ]; then
+            kill "$pid" 2>/dev/null
             tries=$((tries + 1))
             sleep 1
             continue
         fi
-        [ "$ours" ] && mv -- "$lock" "$lock.$$" 2>/dev/null && rm -rf -- "$lock.$$" && continue
         echo "edgekit: held $(cat "$lock/owner" 2>/dev/null) (process $pid there)"
         exit 1
     fi
     tries=$((tries + 1))
-    [ "$tries" -gt 9 ] && { echo "edgekit: held by nobody, but $lock cannot be removed"; exit 1; }
+    [ "$tries" -gt 5 ] && { echo "edgekit: held by nobody, but $lock cannot be removed"; exit 1; }
     if [ -z "$pid" ] && [ "$tries" -le 2 ]; then
         sleep 1
     elif mv -- "$lock" "$lock.$$" 2>/dev/null; then
@@ -43,7 +41,7 @@ until mkdir -- "$lock" 2>/dev/null; do
     fi
 done
 trap "exit 1" HUP INT TERM PIPE
-release() { [ "$(cat "$lock/pid" 2>/dev/null)" = "$$" ] && rm -rf -- "$lock"; }
+release() { rm -rf -- "$lock"; }
 trap release EXIT
 echo "$boot" >"$lock/boot"
 echo "$2" >"$lock/owner"
@@ -57,16 +55,8 @@ while read -r line; do :; done
 
 The lock is a folder with the holder's process id: a lock whose process is gone (killed, or before a reboot) is
 stale. It is moved away, and kept away only if it is still the one that was looked at. What was unused for two weeks
-goes. A lock of the same owner is left from a link that went silent: its holder is ended. That of another is waited for
-a moment: it may have ended its work just now.
+goes. A lock of the same owner is left from a link that went silent: its holder is ended.
 """
-
-RELEASE = """
-lock="${XDG_CACHE_HOME:-$HOME/.cache}/edgekit/device/lock"
-[ "$(cat "$lock/owner" 2>/dev/null)" = "$1" ] && rm -rf -- "$lock"
-true
-"""
-"""$1 who we are: our lock goes, also where its holder has not seen yet that its standard input closed."""
 
 PYTHONS = """
 check=$1

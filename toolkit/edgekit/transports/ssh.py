@@ -136,8 +136,6 @@ class SshTransport:
                 if holder.stdin is not None:
                     holder.stdin.close()  # the far side's holder sees it and removes the lock
                 holder.wait(CONNECT)
-                with contextlib.suppress(TargetError):
-                    self._remote([far_side.RELEASE, self._owner], timeout=CONNECT)
             end_group(holder)
         if self._control is not None:
             with contextlib.suppress(OSError):
