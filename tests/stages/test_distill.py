@@ -8,9 +8,9 @@ import pytest
 import house
 from edgekit.artifact import Artifact, Step
 from edgekit.errors import EdgekitError, InputError, UsageError
+from edgekit.networks import feeding
 from edgekit.networks.feeding import names_of, teacher_of
 from edgekit.stage import Context, Inputs
-from edgekit.stages import distill as module
 from edgekit.stages.distill import Distill
 from edgekit.stages.finetune import Finetune
 
@@ -68,7 +68,7 @@ def test_without_a_teacher_it_is_a_bug(tmp_path):
 def test_what_the_child_is_told(tmp_path, monkeypatch):
     told = {}
     monkeypatch.setattr(
-        module, "run_in_child", lambda job, arguments, **_options: told.update(arguments) or {"job": job}
+        feeding, "run_in_child", lambda job, arguments, **_options: told.update(arguments) or {"job": job}
     )
     given = inputs(tmp_path, artifact("small", ("x", "y")), artifact("large", ("y", "x", "z")))
     (tmp_path / "scratch").mkdir()

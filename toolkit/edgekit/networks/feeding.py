@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgekit.artifact import Artifact, digest
 from edgekit.errors import UsageError
+from edgekit.networks.child import run_in_child
 from edgekit.networks.feeds import write_feeds
 from edgekit.networks.program import ENVIRONMENT
 
@@ -29,6 +30,37 @@ def feeds_of(inputs: Inputs, context: Context) -> Path:
         raise UsageError("training needs data", remedy="Add --data to the command.")
     folder = _shared(context) / f"feeds-{inputs.data.id[:_SHORT]}"
     return write_feeds(inputs.data.training, folder, context.listen).resolve()
+
+
+def train_in_child(
+    task: str, inputs: Inputs, context: Context, options: Mapping[str, Any], *, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Run `module:function` in a child process with what every training needs, and return its facts.
+
+    Args:
+        task: what runs; it is given `folder`, `scratch`, `feeds`, `threads`, `seed` and `options`.
+        inputs: the stage's inputs.
+        context: the stage's context.
+        options: its own arguments, as JSON values.
+        environment: see `environment_of`.
+    """
+    arguments = {
+        "folder": os.fspath(inputs.folder.resolve()),
+        "scratch": os.fspath(context.scratch.resolve()),
+        "feeds": os.fspath(feeds_of(inputs, context)),
+        "threads": context.threads,
+        "seed": context.seed,
+        **options,
+    }
+    facts: dict[str, Any] = run_in_child(
+        task,
+        arguments,
+        listen=context.listen,
+        threads=context.threads,
+        deadline=context.deadline,
+        environment=environment,
+    )
+    return facts
 
 
 def teacher_of(

@@ -11,8 +11,7 @@ import msgspec
 
 from edgekit.errors import EdgekitError, UsageError
 from edgekit.events import Finding
-from edgekit.networks.child import run_in_child
-from edgekit.networks.feeding import check_training, environment_of, feeds_of, names_of, teacher_of
+from edgekit.networks.feeding import check_training, environment_of, names_of, teacher_of, train_in_child
 from edgekit.networks.record import copy_file
 from edgekit.stage import Context, Inputs
 
@@ -90,26 +89,14 @@ class Distill:
         if inputs.teacher[0].files == inputs.artifact.files and not self.config:
             return _unchanged(inputs.folder, out)
         numbers = ("epochs", "feature_epochs", "temperature", "alpha", "batch", "rate", "patience", "decay")
-        arguments = {
-            "folder": os.fspath(inputs.folder.resolve()),
+        options = {
             "out": os.fspath(out.resolve()),
-            "scratch": os.fspath(context.scratch.resolve()),
-            "feeds": os.fspath(feeds_of(inputs, context)),
             "labels": list(names_of(inputs)),
             "teacher": teacher_of(inputs, context, self.shapes, self.dtypes),
-            "threads": context.threads,
-            "seed": context.seed,
             **{key: getattr(self, key) for key in (*numbers, "config", "layers", "shapes", "dtypes")},
         }
-        facts: dict[str, Any] = run_in_child(
-            "edgekit.networks.distill:distill",
-            arguments,
-            listen=context.listen,
-            threads=context.threads,
-            deadline=context.deadline,
-            environment={**environment_of(inputs.artifact), **environment_of(inputs.teacher[0])},
-        )
-        return facts
+        environment = {**environment_of(inputs.artifact), **environment_of(inputs.teacher[0])}
+        return train_in_child("edgekit.networks.distill:distill", inputs, context, options, environment=environment)
 
 
 def _unchanged(folder: Path, out: Path) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from edgekit.networks.child import run_in_child
-from edgekit.networks.feeding import check_training, environment_of, feeds_of
+from edgekit.networks.feeding import check_training, environment_of, train_in_child
 from edgekit.stage import Context, Inputs
 
 
@@ -59,25 +58,14 @@ class Finetune:
             UsageError: the data has no labels.
             TargetError: torch or another library is missing, the disk is full, or the deadline passed.
         """
-        arguments = {
-            "folder": os.fspath(inputs.folder.resolve()),
+        numbers = ("epochs", "batch", "rate", "patience", "decay", "shapes", "dtypes")
+        options = {
             "out": os.fspath(out.resolve()),
-            "scratch": os.fspath(context.scratch.resolve()),
-            "feeds": os.fspath(feeds_of(inputs, context)),
             "labels": [],
             "teacher": None,
             "alpha": 0.0,
             "temperature": 1.0,
-            "threads": context.threads,
-            "seed": context.seed,
-            **{key: getattr(self, key) for key in ("epochs", "batch", "rate", "patience", "decay", "shapes", "dtypes")},
+            **{key: getattr(self, key) for key in numbers},
         }
-        facts: dict[str, Any] = run_in_child(
-            "edgekit.networks.finetune:finetune",
-            arguments,
-            listen=context.listen,
-            threads=context.threads,
-            deadline=context.deadline,
-            environment=environment_of(inputs.artifact),
-        )
-        return facts
+        task = "edgekit.networks.finetune:finetune"
+        return train_in_child(task, inputs, context, options, environment=environment_of(inputs.artifact))

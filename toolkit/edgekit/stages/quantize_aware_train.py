@@ -16,8 +16,7 @@ from edgekit.graphs.companions import copy_companions
 from edgekit.graphs.edit import load_model, save_model
 from edgekit.graphs.facts import quantization_of
 from edgekit.graphs.learned import held_against, write_learned
-from edgekit.networks.child import run_in_child
-from edgekit.networks.feeding import check_training, environment_of, feeds_of, names_of, teacher_of
+from edgekit.networks.feeding import check_training, environment_of, names_of, teacher_of, train_in_child
 from edgekit.networks.qat import LEARNED, OUTPUTS
 from edgekit.stage import Context, Inputs
 
@@ -105,29 +104,17 @@ class QuantizeAwareTrain:
     def _train(self, inputs: Inputs, context: Context, result: Path) -> dict[str, Any]:
         assert inputs.dialect is not None
         assert inputs.teacher is not None
-        options = ("epochs", "alpha", "temperature", "pull", "learn_scales", "batch", "rate", "patience")
-        arguments = {
-            "folder": os.fspath(inputs.folder.resolve()),
-            "scratch": os.fspath(context.scratch.resolve()),
+        numbers = ("epochs", "alpha", "temperature", "pull", "learn_scales", "batch", "rate", "patience")
+        options = {
             "result": os.fspath(result.resolve()),
-            "feeds": os.fspath(feeds_of(inputs, context)),
             "labels": list(names_of(inputs)),
             "teacher": teacher_of(inputs, context, {}, {}),
             "block_kernels": inputs.dialect.block_kernels if inputs.dialect.name == _HERE else (),
-            "bits": 7 if inputs.dialect.reduce_range else 8,
-            "threads": context.threads,
-            "seed": context.seed,
-            **{key: getattr(self, key) for key in options},
+            "bits": inputs.dialect.weight_bits,
+            **{key: getattr(self, key) for key in numbers},
         }
-        facts: dict[str, Any] = run_in_child(
-            "edgekit.networks.qat:train_quantized",
-            arguments,
-            listen=context.listen,
-            threads=context.threads,
-            deadline=context.deadline,
-            environment=environment_of(inputs.teacher[0]),
-        )
-        return facts
+        environment = environment_of(inputs.teacher[0])
+        return train_in_child("edgekit.networks.qat:train_quantized", inputs, context, options, environment=environment)
 
 
 def _learned(path: Path) -> dict[str, Any]:
