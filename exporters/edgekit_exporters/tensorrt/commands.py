@@ -40,12 +40,17 @@ def trtexec_argv(
         shapes: input -> (min, opt, max) of dynamic inputs.
         dla: run on DLA core 0, layers that it does not take on the GPU.
     """
-    argv = ["trtexec", f"--onnx={model}", f"--saveEngine={ENGINE}", "--skipInference", *TYPING[version]]
+    argv = ["trtexec", f"--onnx={model}", f"--saveEngine={ENGINE}", _build_only(version), *TYPING[version]]
     for position, option in enumerate(("--minShapes=", "--optShapes=", "--maxShapes=")):
         if shapes:
             words = (f"{name}:{'x'.join(map(str, triple[position]))}" for name, triple in sorted(shapes.items()))
             argv.append(option + ",".join(words))
     return argv + (["--useDLACore=0", "--allowGPUFallback"] if dla else [])
+
+
+def _build_only(version: str) -> str:
+    """Return trtexec's flag for building without a run, whose name changed with 8.6."""
+    return "--buildOnly" if version == "8.5" else "--skipInference"
 
 
 def build_plan(model: str, shapes: Mapping[str, Sequence[Sequence[int]]], profile: Profile) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 
@@ -19,7 +20,10 @@ STRONG, ALWAYS_STRONG = 9, 11
 """The major versions from which strong typing can be asked for, and from which there is nothing else."""
 OLDEST = (8, 5)
 """The first version with the calls by tensor name that are used here (JetPack 5.1)."""
+SKIP_INFERENCE = (8, 6)
 DLA = ("DLA", "GPU_FALLBACK")
+NO_MEMORY = re.compile("out ?of ?memory|memoryallocation|insufficient memory|failed to allocate", re.IGNORECASE)
+"""What TensorRT says when memory runs out."""
 
 
 def check_version(version: str) -> None:
@@ -47,6 +51,11 @@ def trtexec_typing(version: str) -> List[str]:
     if major(version) < STRONG:
         return ["--int8", "--fp16"]
     return ["--stronglyTyped"] if major(version) < ALWAYS_STRONG else []
+
+
+def build_only(version: str) -> str:
+    """Return trtexec's flag for building without a run: it has another name up to 8.5."""
+    return "--buildOnly" if tuple(int(word) for word in version.split(".")[:2]) < SKIP_INFERENCE else "--skipInference"
 
 
 def engine_parts(

@@ -9,7 +9,6 @@ Standard library and numpy, Python 3.8.
 import ctypes
 import glob
 import os
-import re
 import sys
 import time
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -21,7 +20,6 @@ if __package__:
 else:
     import engine_key  # type: ignore[import-not-found,no-redef]
 
-NO_MEMORY = re.compile("out ?of ?memory|memoryallocation|insufficient memory|failed to allocate", re.IGNORECASE)
 Words = List[str]
 Buffers = Dict[str, Tuple[int, int]]
 """Tensor -> (address on the GPU, bytes)."""
@@ -122,7 +120,7 @@ def build(
     if engine is None:
         words = "; ".join(said[-3:])[-1000:] or "it does not say why"
         text = "TensorRT {} cannot build the engine: {}".format(trt.__version__, words)
-        raise MemoryError(text) if NO_MEMORY.search(" ".join(said)) else RuntimeError(text)
+        raise MemoryError(text) if engine_key.NO_MEMORY.search(" ".join(said)) else RuntimeError(text)
     return engine
 
 
