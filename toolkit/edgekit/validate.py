@@ -28,7 +28,7 @@ from edgekit.profile import Profile, load_profile
 from edgekit.result import ErrorReport, Result, exit_of
 from edgekit.shipping import bundle_of
 from edgekit.sources import ingest, read_data
-from edgekit.store import Store
+from edgekit.store import Store, default_root
 from edgekit.target import Feed, Target
 from edgekit.targets import open_target
 from edgekit.targets.engines import engine_error, is_engine
@@ -97,14 +97,14 @@ def validate(  # noqa: PLR0913 - one keyword per option of the command line
         options: dict[str, Any] = {"calibration": calibration, "threads": threads, "seed": seed, "strict": strict}
         options |= {"sustained": seconds, "listen": listen}
         device = load_profile(profile or "host")
-        with Store(store) as shelf, open_target(target, device) as machine:
+        with Store(store) as shelf, open_target(target, device, keep=shelf.root / "scratch") as machine:
             return _model(model, machine, shelf, device, asked, (data, metric, reference, label_map), options)
     if profile or reference:
         raise UsageError("a package knows its profile and its original", remedy="Leave --profile and --reference out.")
     with tempfile.TemporaryDirectory() as scratch:
         extracted = extract_package(Path(model), Path(scratch) / "package")
         device = _told(extracted, extracted.package.manifest.profile.values, Profile)
-        with open_target(target, device) as machine:
+        with open_target(target, device, keep=(store or default_root()) / "scratch") as machine:
             load = {"threads": threads, **({"sustained": seconds} if seconds else {})}
             return _package(extracted, machine, asked, (data, metric), load, strict=strict, listen=listen)
 
@@ -129,7 +129,7 @@ def _package(
     feed = _one_feed(extracted, samples)
     runs = 3 * RUNS if "p99" in budgets.latency_ms else RUNS
     found = list(machine.measure(bundle, feed, runs=runs, **load))
-    findings = [*(samples.findings if samples else ()), *machine.findings, *_check_golden(extracted, machine)]
+    findings = [*(samples.findings if samples else ()), *_check_golden(extracted, machine)]
     on = found[0].on
     if samples is None or extracted.reference is None:
         note = "accuracy was not looked at: give the data that the package was built with, --data"
@@ -147,6 +147,7 @@ def _package(
         found += figures(comparison, on=on, provenance=machine.provenance)
         findings += comparison.findings
     found.append(model_size(bundle.folder, bundle.facts.get("loads")))
+    findings += machine.findings  # the last ones came while it ran
     return _judged(budgets, found, findings, package.manifest.artifact.id, strict=strict)
 
 
