@@ -17,9 +17,10 @@ from edgekit.evaluate import evaluate, figures, load_outputs
 from edgekit.evaluate.rows import leading_axis, rows_of, together
 from edgekit.events import Finding
 from edgekit.exporter import load_exporter
-from edgekit.gate import RUNS, Gate, feeds_of, model_size
+from edgekit.gate import RUNS, Gate, model_size
 from edgekit.jobs import read_feeds
 from edgekit.metrics import Metric, find_metric
+from edgekit.original import Original, feeds_of
 from edgekit.package import Extracted, extract_package
 from edgekit.payload import PREPROCESSING
 from edgekit.pipeline import Pipeline
@@ -258,15 +259,13 @@ def _model(
     budgets = merge(parse_budget(device.budget), asked)
     sustained = options.pop("sustained")
     gate = Gate(
-        store=store,
+        original=Original(store=store, artifact=original, data=samples, metric=metric, **options),
         profile=device,
         exporter=exporter,
-        reference=original,
-        data=samples,
-        metric=metric,
         budget=budgets,
+        threads=options["threads"],
         sustained=sustained,
-        **options,
+        listen=options["listen"],
     )
     pipeline = Pipeline(store=store, profile=device, dialect=exporter.dialect(device), data=samples, **options)
     trial = gate.trial(bundle_of(pipeline.compile(exporter, candidate), store), machine, candidate)
