@@ -5,8 +5,9 @@ import os
 from typing import Any, Dict
 
 if __package__:
-    from . import engine_ort, engine_qnn, engine_trt, machine
+    from . import builds, engine_ort, engine_qnn, engine_trt, machine
 else:
+    import builds  # type: ignore[import-not-found,no-redef]
     import engine_ort  # type: ignore[import-not-found,no-redef]
     import engine_qnn  # type: ignore[import-not-found,no-redef]
     import engine_trt  # type: ignore[import-not-found,no-redef]
@@ -33,7 +34,7 @@ def open_engine(job: Dict[str, Any], folder: str) -> Any:
         if job["runtime"] == "onnxruntime":
             return engine_ort.OrtEngine(model, providers, threads, spinning=spinning)
         try:
-            return engine_trt.load(model, gpu_key(), job.get("shapes"), job.get("dla_core"))
+            return engine_trt.load(model, gpu_key(), builds.build_of(job, model))
         except (ImportError, RuntimeError) as error:
             reason = str(error)
         engine = engine_ort.OrtEngine(model, _EPS, threads, spinning=spinning)

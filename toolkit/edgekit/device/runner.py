@@ -16,6 +16,8 @@ It imports nothing of edgekit. A job is a JSON object; paths in it are relative 
                loaded when QNNExecutionProvider is asked, else (told as `fallback`) the model, if the CPU is asked too
     threads    CPU threads per operator, 0: as the runtime likes; spinning: whether idle ones spin (false)
     shapes     input -> [min, opt, max] for TensorRT engines with dynamic inputs; dla_core: the DLA core to use
+    explicit   whether the model has Q/DQ; calibration {"model", "scales"}: files beside the model for a DLA that takes
+               none: the float graph, and {"scales": tensor -> scale, "half": [node]}; sparse: weights are 2:4 (false)
     inputs     .npz files: key "3:x" is tensor x of feed 3; with "layout": "plain" key "x", one feed a file
     outputs    infer: the folder that gets one .npz per input file, of the same name and layout ("3:y")
     deflate    infer: whether outputs are compressed (false): for a link that is slow

@@ -6,9 +6,10 @@ import time
 from typing import Any, Dict
 
 if __package__:
-    from . import arrays, endurance, engines, latency, machine, power, trtexec
+    from . import arrays, builds, endurance, engines, latency, machine, power, trtexec
 else:
     import arrays  # type: ignore[import-not-found,no-redef]
+    import builds  # type: ignore[import-not-found,no-redef]
     import endurance  # type: ignore[import-not-found,no-redef]
     import engines  # type: ignore[import-not-found,no-redef]
     import latency  # type: ignore[import-not-found,no-redef]
@@ -81,9 +82,8 @@ def _time_with_trtexec(job: Dict[str, Any], folder: str, feed: Any, runs: int, t
     """Do the same through trtexec: a run of it each for latency, energy, and every window of sustained load."""
     before = machine.state()
     free = machine.available_bytes()
-    engine = trtexec.TrtexecEngine(
-        tool, os.path.join(folder, job["model"]), engines.gpu_key(), job.get("shapes"), job.get("dla_core")
-    )
+    model = os.path.join(folder, job["model"])
+    engine = trtexec.TrtexecEngine(tool, model, engines.gpu_key(), builds.build_of(job, model))
     timed = engine.time(feed, runs, float(job.get("max_seconds", 600)))
     more = {}  # type: Dict[str, Any]
     if job.get("energy_seconds"):

@@ -9,8 +9,9 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 if __package__:
-    from . import endurance, engine_key, latency, power, trtexec_run
+    from . import builds, endurance, engine_key, latency, power, trtexec_run
 else:
+    import builds  # type: ignore[import-not-found,no-redef]
     import endurance  # type: ignore[import-not-found,no-redef]
     import engine_key  # type: ignore[import-not-found,no-redef]
     import latency  # type: ignore[import-not-found,no-redef]
@@ -24,17 +25,9 @@ LEAST_RUNS = 10
 BUILD_SECONDS, PATIENCE = 3600, 600
 """Seconds that building an engine may take, and loading one before it is timed."""
 
-Shapes = Dict[str, Sequence[Sequence[int]]]
-"""Input -> (min, opt, max)."""
-
 
 def trtexec_build_argv(
-    trtexec: str,
-    model: str,
-    engine: str,
-    version: str,
-    shapes: Optional[Shapes] = None,
-    dla_core: Optional[int] = None,
+    trtexec: str, model: str, engine: str, version: str, build: builds.Build = engine_key.PLAIN, cache: str = ""
 ) -> List[str]:
     """Return the command that builds an engine.
 
@@ -43,17 +36,18 @@ def trtexec_build_argv(
         model: the ONNX file.
         engine: the file to write.
         version: the program's version.
-        shapes: input -> (min, opt, max) for dynamic inputs.
-        dla_core: the DLA core to build for; layers that it does not take run on the GPU.
+        build: how it is built.
+        cache: the file with the calibration, where there is one.
     """
     argv = [trtexec, "--onnx=" + model, "--saveEngine=" + engine, engine_key.build_only(version)]
-    argv += engine_key.trtexec_typing(version)
+    argv += engine_key.trtexec_typing(version, build, cache)
     for index, option in enumerate(("--minShapes=", "--optShapes=", "--maxShapes=")):
-        if shapes:
-            words = ["{}:{}".format(name, "x".join(map(str, triple[index]))) for name, triple in sorted(shapes.items())]
+        if build.shapes:
+            named = sorted(build.shapes.items())
+            words = ["{}:{}".format(name, "x".join(map(str, triple[index]))) for name, triple in named]
             argv.append(option + ",".join(words))
-    if dla_core is not None:
-        argv += ["--useDLACore={}".format(dla_core), "--allowGPUFallback"]
+    if build.dla_core is not None:
+        argv += ["--useDLACore={}".format(build.dla_core), "--allowGPUFallback"]
     return argv
 
 
@@ -133,27 +127,27 @@ class TrtexecEngine:
         version: TensorRT's.
     """
 
-    def __init__(
-        self, tool: str, model: str, gpu: str, shapes: Optional[Shapes] = None, dla_core: Optional[int] = None
-    ) -> None:
-        """Build it; RuntimeError when TensorRT is too old or trtexec fails."""
+    def __init__(self, tool: str, model: str, gpu: str, build: builds.Build = engine_key.PLAIN) -> None:
+        """Build it; RuntimeError when TensorRT is too old, cannot do what is asked, or trtexec fails."""
         told = subprocess.run([tool, "--help"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         self.version = trtexec_version(told.stdout.decode("utf-8", "replace"))
-        engine_key.check_version(self.version)
-        self._tool, self._dla_core = tool, dla_core
-        parts = engine_key.engine_parts(self.version, "trtexec", gpu, shapes, dla_core)
-        self._path = engine_key.engine_path(model, parts)
+        engine_key.check_version(self.version, build)
+        self._tool, self._dla_core = tool, build.dla_core
+        parts = engine_key.engine_parts(self.version, "trtexec", gpu, build)
+        self._path = engine_key.engine_path(build.source(model), parts)
         if os.path.isfile(self._path):
             return
-        begun, half = time.monotonic(), self._path + ".part"
+        begun, half, cache = time.monotonic(), self._path + ".part", self._path + ".cache"
         try:
-            trtexec_run.run_trtexec(
-                trtexec_build_argv(tool, model, half, self.version, shapes, dla_core), BUILD_SECONDS
-            )
+            if build.calibration is not None:
+                with open(cache, "w", encoding="utf-8") as file:
+                    file.write(builds.cache_text(self.version, build.calibration.scales))
+            argv = trtexec_build_argv(tool, build.source(model), half, self.version, build, cache)
+            trtexec_run.run_trtexec(argv, BUILD_SECONDS)
             os.replace(half, self._path)
-        except BaseException:
+        finally:
             engine_key.remove(half)
-            raise
+            engine_key.remove(cache)
         engine_key.write_about(self._path, parts, time.monotonic() - begun)
 
     def time(self, feed: Dict[str, Any], runs: int, seconds: float) -> Timed:
@@ -222,7 +216,7 @@ class TrtexecEngine:
 def read_times(text: str) -> Tuple[List[Tuple[float, float]], List[float]]:
     """Return (begin, end) in ms and the latency in ms of each run in trtexec's `--exportTimes` JSON.
 
-    Times count from when it says `trtexec_run.BEGINS`. Of some versions the file also holds the warm-up: it is left out.
+    Times count from when it says `trtexec_run.BEGINS`. Of some versions the file also holds the warm-up: left out.
     """
     rows = json.loads(text, object_hook=_row)  # a row is a tuple at once: the file of a minute is long
     if not isinstance(rows, list) or not all(isinstance(row, tuple) for row in rows):
