@@ -110,6 +110,8 @@ def _result(status: int, result_file: Path, log: Path) -> dict[str, Any]:
         found: dict[str, Any] = result
         return found
     kind, text, remedy = (str(result["error"].get(key, "")) for key in ("kind", "text", "remedy"))
+    if kind == "space":
+        raise TargetError(text, where="local", remedy="Free space on the disk, or set TMPDIR to another one.")
     if kind in {"missing", "memory"}:
         raise TargetError(text, where="local", remedy=remedy or "Close other programs, or use a bigger machine.")
     remedy = remedy or "The packaged model does not run here: compare the runtime's version with the package's."
