@@ -34,6 +34,7 @@ Exit status: 0 done, 1 an error that the result tells ({"error": {"kind", "text"
 import errno
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -61,6 +62,7 @@ def main(argv: Any) -> int:
         sys.stderr.write((__doc__ or "").split("\n\n")[1] + "\n")
         return 2
     command, path = argv
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing half stays
     if command == "probe":
         write_json(path, machine.probe())
         return 0
