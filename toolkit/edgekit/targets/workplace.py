@@ -23,7 +23,7 @@ from edgekit.transport import Transport
 PAUSES = (1.0, 5.0, 15.0)
 """Seconds after which a broken link is tried again."""
 PROBE_SECONDS = 300
-PASSED_ON = ("shapes", "context", "dla_core")
+PASSED_ON = ("shapes", "context", "dla_core", "explicit", "calibration", "sparse")
 """Facts of a bundle that a job takes as they are."""
 
 _Made = TypeVar("_Made")
