@@ -5,6 +5,7 @@ from __future__ import annotations
 from edgekit.profile import Profile
 from edgekit.target import Target
 from edgekit.targets import htp_sim
+from edgekit.targets.aihub import SCHEME, AiHubTarget
 from edgekit.targets.composite import CompositeTarget
 from edgekit.transport import open_transport
 
@@ -12,10 +13,10 @@ __all__ = ["CompositeTarget", "default_target", "open_target"]
 
 
 def open_target(url: str, profile: Profile) -> Target:
-    """Return the target of a URL (`local`, `ssh://user@host[:port]`, `emulated-aarch64`, `htp-sim`), not yet connected.
+    """Return the target of a URL, not yet connected.
 
     Args:
-        url: where it is.
+        url: `local`, `ssh://user@host[:port]`, `adb://SERIAL`, `emulated-aarch64`, `htp-sim`, `aihub://Device Name`.
         profile: what it should be; a machine of another kind is told in the target's `findings`.
 
     Raises:
@@ -24,6 +25,8 @@ def open_target(url: str, profile: Profile) -> Target:
     """
     if url == htp_sim.URL:
         return htp_sim.HtpSimTarget(profile)
+    if url.partition("://")[0] == SCHEME:
+        return AiHubTarget(url, profile)
     return CompositeTarget(open_transport(url), profile)
 
 

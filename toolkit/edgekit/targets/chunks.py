@@ -28,13 +28,13 @@ def plain(name: str, array: Any) -> Any:
     return values
 
 
-def chunks(feeds: Iterable[Feed]) -> Iterator[list[Feed]]:
+def chunks(feeds: Iterable[Feed], *, most: int = CHUNK, feeds_at_most: int = CHUNK_FEEDS) -> Iterator[list[Feed]]:
     """Yield feeds in lists that are bounded in bytes and number; one feed may exceed the bytes alone."""
     chunk: list[Feed] = []
     size = 0
     for feed in feeds:
         more = sum(array.nbytes for array in feed.values())
-        if chunk and (size + more > CHUNK or len(chunk) >= CHUNK_FEEDS):
+        if chunk and (size + more > most or len(chunk) >= feeds_at_most):
             yield chunk
             chunk, size = [], 0
         chunk.append(feed)
