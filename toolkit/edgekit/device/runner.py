@@ -12,8 +12,9 @@ It imports nothing of edgekit. A job is a JSON object; paths in it are relative 
     runtime    "onnxruntime" or "tensorrt" (tensorrt's Python, else trtexec to time, else onnxruntime's TensorRT, CUDA
                and CPU providers: what is not as asked is told as `fallback`)
     providers  onnxruntime's execution providers in order of preference
-    context    a compiled form of the model for Qualcomm's HTP: {"model", "soc_model", "soc", "compatibility"}; it is
-               loaded when QNNExecutionProvider is asked, else (told as `fallback`) the model, if the CPU is asked too
+    context    a compiled form of the model for Qualcomm's HTP: {"model", "soc_model", "soc", "compatibility"}, and
+               "others" like it for further chips; it is loaded when QNNExecutionProvider is asked, else (told as
+               `fallback`) the model, if the CPU is asked too
     threads    CPU threads per operator, 0: as the runtime likes; spinning: whether idle ones spin (false)
     shapes     input -> [min, opt, max] for TensorRT engines with dynamic inputs; dla_core: the DLA core to use
     inputs     .npz files: key "3:x" is tensor x of feed 3; with "layout": "plain" key "x", one feed a file
@@ -158,7 +159,7 @@ def open_engine(job: Dict[str, Any], folder: str) -> Any:
 
 def open_context(job: Dict[str, Any], model: str, threads: int, *, spinning: bool) -> Any:
     """Return the model's compiled form on the HTP; where that cannot be the model on the CPU, if that is asked."""
-    context = job["context"]
+    context = engine_qnn.choose(job["context"], machine.modules("/"))
     path = os.path.join(os.path.dirname(model), os.path.basename(str(context["model"])))
     try:
         return engine_qnn.QnnEngine(path, context, machine.modules("/"), threads)
