@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,13 @@ from edgekit.networks.finetune import Goal, make_goal, opened, schedule_of
 from edgekit.networks.network import Network, evaluating
 from edgekit.networks.saving import save_network
 from edgekit.networks.student import write_smaller
-from edgekit.networks.train import Forward, Loss, Schedule, Tensors, fit, runner_of
+from edgekit.networks.train import Forward, Loss, Schedule, Tensors, fit, outputs_of, runner_of
 
 if TYPE_CHECKING:
     import torch
+
+_SOLVED = 16
+"""Batches over which projections are solved for before anything is trained."""
 
 
 def distill(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
@@ -101,6 +105,7 @@ def _match_features(
             if not pairs:
                 findings.append(_nothing("no row of blocks was found in student and teacher"))
             return None
+        matching.solve(_seen(runner, guide, feeds, mine, theirs))
         both = _with_projections(runner, matching.projections)
         loss = _loss(matching, guide, mine, theirs)
         base = schedule_of(arguments, network)
@@ -116,6 +121,16 @@ def _others(pairs: tuple[tuple[str, str], ...]) -> list[str]:
     return [other for _, other in pairs]
 
 
+def _seen(
+    runner: torch.nn.Module, guide: torch.nn.Module, feeds: Feeds, mine: Tensors, theirs: Tensors
+) -> Iterator[tuple[Tensors, Tensors]]:
+    """Yield the features of both on some training batches."""
+    for samples in feeds.epoch(0)[:_SOLVED]:
+        for module in (runner, guide):
+            list(outputs_of(module, feeds, [samples]))
+        yield mine, theirs
+
+
 def _loss(matching: Matching, guide: torch.nn.Module, mine: Tensors, theirs: Tensors) -> Loss:
     import torch
 
@@ -124,7 +139,7 @@ def _loss(matching: Matching, guide: torch.nn.Module, mine: Tensors, theirs: Ten
         theirs.clear()
         guide.to(next(iter(feed.values())).device)
         with torch.no_grad(), evaluating(guide):
-            guide(feed)
+            guide({name: value.contiguous() for name, value in feed.items()})
         forward(feed)
         return {"features": matching.loss(mine, theirs)}
 
