@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from command import Ran
 from edgekit.recipe import recipe_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -177,6 +181,36 @@ def test_a_killed_training_is_resumed(edgekit, project, whole, tmp_path):
     assert stages(again) == stages(whole)
     assert not list((home / "scratch").iterdir())
     assert not list(home.glob("shared/.*"))
+
+
+def test_two_processes_train_together(edgekit, project, whole, tmp_path):
+    """torchrun starts the command twice: one package, one result on stdout, as accurate as that of one process."""
+    home = tmp_path / "home"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    command = [*launcher, "-m", "edgekit", *map(str, asked(project, tmp_path / "out"))]
+    environment = edgekit.environment(home)
+    done = subprocess.run(
+        command, env=environment, cwd=project, capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = Ran(0, done.stdout, done.stderr)  # one JSON object
+    assert Path(found.json["package"]).is_file()
+    assert len(list((tmp_path / "out").glob("*.edgekit"))) == 1
+    assert stages(found)[:3] == stages(whole)[:3]
+    assert found.check("accuracy")["value"] > 0.85
+    trained = next(stage["facts"]["training"] for stage in found.json["stages"] if stage["name"] == "distill")
+    assert trained is None or trained["epochs"] >= 1
+    assert not list((home / "scratch").iterdir())
+    more = [*launcher, "-m", "edgekit", *map(str, asked(project, tmp_path / "none", "student", "missing.toml"))]
+    done = subprocess.run(more, env=environment, cwd=project, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode != 0
+    assert json.loads(done.stdout)["exit"] == 2
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return str(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("recipe", ["prune-int8", "distill-prune-int8", "qat-int8"])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import json
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -13,7 +14,7 @@ import kinds
 from contract import onnx_artifact, run_stage
 from edgekit.device.trtexec import trtexec_build_argv
 from edgekit.exporter import load_exporter
-from edgekit.profile import Graph
+from edgekit.profile import Graph, Preferences
 from edgekit.stages.fp16 import Fp16
 from edgekit.stages.quantize_int8 import QuantizeInt8
 from edgekit_exporters.tensorrt.commands import TYPING, build_plan, trtexec_argv
@@ -228,6 +229,21 @@ def test_the_commands_are_those_of_the_device_runner(version):
     assert ours == trtexec_build_argv("trtexec", "m.onnx", "model.engine", version, shapes)
     ours = trtexec_argv("m.onnx", version, shapes, dla=True)
     assert ours == trtexec_build_argv("trtexec", "m.onnx", "model.engine", version, shapes, 0)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fast", "sparse"), [("2:4", ("2:4",), True), ("2:4", (), False), ("", ("2:4",), False)]
+)
+def test_sparse_kernels_are_tried_where_the_weights_were_pruned_for_them(pattern, fast, sparse, tmp_path):
+    profile = msgspec.structs.replace(orin(), layers=Preferences(sparsity=fast))
+    artifact = onnx_artifact(kinds.residual_cnn()[0], tmp_path / "in")
+    facts = {**artifact.facts, "sparsity": {"pattern": pattern, "parameters": 0.5}}
+    (tmp_path / "out").mkdir()
+    pruned = type(artifact)(kind=artifact.kind, files=artifact.files, facts=facts)
+    told = EXPORTER.compile(pruned, tmp_path / "in", profile, tmp_path / "out")
+    commands = json.loads((tmp_path / "out" / "build.json").read_text())["commands"]
+    assert all(("--sparsity=enable" in command) is sparse for command in commands.values())
+    assert told.get("sparse", False) is sparse
 
 
 def test_types_that_orin_has_not_are_refused(tmp_path):

@@ -80,7 +80,8 @@ class TensorRTExporter:
         model.ir_version = min(model.ir_version, profile.graph.max_ir)
         save_model(model, out / MAIN, source=folder)
         shapes = build_shapes(artifact)
-        text = json.dumps(build_plan(MAIN, shapes, profile), indent=2, sort_keys=True)
+        sparse = artifact.facts.get("sparsity", {}).get("pattern") in profile.layers.sparsity
+        text = json.dumps(build_plan(MAIN, shapes, profile, sparse=sparse), indent=2, sort_keys=True)
         (out / BUILD).write_text(text + "\n", encoding="utf-8")
         facts: dict[str, Any] = {
             "runtime": "tensorrt",
@@ -91,6 +92,8 @@ class TensorRTExporter:
         }
         if profile.settings.get("tensorrt", {}).get("dla", False):
             facts["dla_core"] = 0
+        if sparse:
+            facts["sparse"] = True
         return facts | ({"shapes": shapes} if shapes else {})
 
     def estimate(self, artifact: Artifact, folder: Path, profile: Profile) -> tuple[Figure, ...]:

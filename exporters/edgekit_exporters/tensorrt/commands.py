@@ -30,7 +30,7 @@ WITH_DLA = frozenset({"8.5", "8.6", "10.3", "11"})
 
 
 def trtexec_argv(
-    model: str, version: str, shapes: Mapping[str, Sequence[Sequence[int]]], *, dla: bool = False
+    model: str, version: str, shapes: Mapping[str, Sequence[Sequence[int]]], *, dla: bool = False, sparse: bool = False
 ) -> list[str]:
     """Return the command that builds an engine from `model` with trtexec of a version.
 
@@ -39,16 +39,20 @@ def trtexec_argv(
         version: a key of `TYPING`.
         shapes: input -> (min, opt, max) of dynamic inputs.
         dla: run on DLA core 0, layers that it does not take on the GPU.
+        sparse: try kernels for 2:4 sparse weights where the weights are so; without the flag TensorRT never does.
     """
     argv = ["trtexec", f"--onnx={model}", f"--saveEngine={ENGINE}", "--skipInference", *TYPING[version]]
     for position, option in enumerate(("--minShapes=", "--optShapes=", "--maxShapes=")):
         if shapes:
             words = (f"{name}:{'x'.join(map(str, triple[position]))}" for name, triple in sorted(shapes.items()))
             argv.append(option + ",".join(words))
+    argv += ["--sparsity=enable"] if sparse else []
     return argv + (["--useDLACore=0", "--allowGPUFallback"] if dla else [])
 
 
-def build_plan(model: str, shapes: Mapping[str, Sequence[Sequence[int]]], profile: Profile) -> dict[str, Any]:
+def build_plan(
+    model: str, shapes: Mapping[str, Sequence[Sequence[int]]], profile: Profile, *, sparse: bool = False
+) -> dict[str, Any]:
     """Return the contents of `build.json`: what to run on the device, by the TensorRT found there."""
     dla = bool(profile.settings.get("tensorrt", {}).get("dla", False))
     versions = [version for version in TYPING if not dla or version in WITH_DLA]
@@ -59,5 +63,5 @@ def build_plan(model: str, shapes: Mapping[str, Sequence[Sequence[int]]], profil
         "engine": ENGINE,
         "jetpacks": {jetpack: version for jetpack, version in JETPACKS.items() if version in versions},
         "shapes": {name: [list(shape) for shape in triple] for name, triple in sorted(shapes.items())},
-        "commands": {version: trtexec_argv(model, version, shapes, dla=dla) for version in versions},
+        "commands": {version: trtexec_argv(model, version, shapes, dla=dla, sparse=sparse) for version in versions},
     }

@@ -14,6 +14,7 @@ from edgekit.networks.child import Tell
 from edgekit.networks.features import Matching, pair_layers, watched
 from edgekit.networks.feeds import Batch, Feeds
 from edgekit.networks.finetune import Goal, make_goal, opened, schedule_of
+from edgekit.networks.launched import place
 from edgekit.networks.network import Network, evaluating
 from edgekit.networks.saving import save_network
 from edgekit.networks.student import write_smaller
@@ -47,7 +48,7 @@ def distill(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
 
     torch.set_num_threads(int(arguments["threads"]))
     if arguments["config"]:
-        smaller = Path(arguments["scratch"]) / "smaller"
+        smaller = Path(arguments["scratch"]) / f"smaller-{place().rank}"  # several processes write one each
         shutil.rmtree(smaller, ignore_errors=True)
         smaller.mkdir(parents=True)
         write_smaller(Path(arguments["folder"]), smaller, arguments["config"], int(arguments["seed"]))
