@@ -7,8 +7,8 @@ from torch import nn
 
 from samples.vision.network import InvertedResidual, convolution
 
-STEM, LAST = 24, 384
-BLOCKS = ((48, 2, 1), (48, 1, 3), (96, 2, 4), (96, 1, 3), (96, 1, 3), (144, 1, 4))
+STEM, LAST = 24, 448
+BLOCKS = ((48, 2, 1), (48, 1, 3), (96, 2, 4), (96, 1, 3), (96, 1, 3), (160, 1, 4))
 
 
 class WideNet(nn.Module):
