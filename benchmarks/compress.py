@@ -64,12 +64,14 @@ class Row:
 class Bench:
     """The stages of the house on one model and its data, and the rows that were found."""
 
-    def __init__(self, shelf: Store, model: str, weights: Path | None, data: Path, shape: dict[str, tuple[int, ...]]):
+    def __init__(
+        self, shelf: Store, model: str, weights: Path | None, data: Path, shape: dict[str, tuple[int, ...]]
+    ) -> None:
         """Take the model in; `shape` gives the axes of its inputs behind the batch."""
         device = load_profile("host")
         exporter = load_exporter(device.runtime)
         self.pipeline = Pipeline(store=shelf, profile=device, dialect=exporter.dialect(device), listen=_listen)
-        self.shelf, self.shape, self.rows = shelf, shape, list[Row]()
+        self.shelf, self.rows = shelf, list[Row]()
         source = ingest(model, shelf, weights=weights)
         (self.capture,) = capture_stages(model, source.kind, ())
         self.pipeline.originals["torch"] = source
@@ -78,6 +80,7 @@ class Bench:
         found = read_data(str(data), reference, source=shelf.folder(source.id), training=True)
         assert found is not None
         self.data = self.pipeline.data = found
+        self.shape = {spec.name: shape[spec.name] for spec in reference.specs("inputs")}
         self.source = source
 
     def stage(self, name: str, given: Artifact, **options: Any) -> Artifact:
@@ -156,8 +159,8 @@ class Bench:
 
 
 def _stacked(value: Any, batch: int, axes: tuple[int, ...] | None) -> Any:
-    """Return a batch of one sample, cut or repeated to the length that was asked."""
-    full = np.resize(value, (1, *axes)) if axes else value
+    """Return a batch of one sample, repeated to the shape that was asked."""
+    full = np.resize(value, (1, *axes)) if axes and value.shape[1:] != axes else value
     return np.repeat(full, batch, 0)
 
 
@@ -182,9 +185,9 @@ def rounds(bench: Bench, network: Artifact, ratio: float, train: str | None, **o
     """Prune in rounds, training after each; return the network after every round."""
     found = []
     for _ in range(ROUNDS):
-        network = bench.stage("prune-channels", network, ratio=ratio, of="macs", **options.get("prune", {}))
+        network = bench.stage("prune-channels", network, ratio=ratio, of="macs")
         if train:
-            network = bench.stage(train, network, epochs=EPOCHS, **options.get("train", {}))
+            network = bench.stage(train, network, epochs=EPOCHS, **options)
         found.append(network)
     return found
 

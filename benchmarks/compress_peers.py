@@ -94,7 +94,7 @@ def qat(work: dict[str, Any]) -> dict[str, Any]:
     move_exported_model_to_train(module)
     for _ in range(work["epochs"]):
         for rows in torch.randperm(len(x), generator=generator).split(32):
-            if len(rows) < 2:  # noqa: PLR2004 - the batch of an exported program is at least 2
+            if len(rows) < 2:
                 continue
             loss = torch.nn.functional.cross_entropy(module(x[rows]), y[rows])
             optimizer.zero_grad()

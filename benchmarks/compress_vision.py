@@ -42,12 +42,12 @@ def vision(options: argparse.Namespace, shelf: Store) -> Bench:
     bench.add("pruned, not trained", bench.graph(bare[-1]))
     tuned = rounds(bench, bench.source, HALF, "finetune")
     bench.add("pruned, fine-tuned", bench.graph(tuned[-1]), ROUNDS * EPOCHS)
-    taught = rounds(bench, bench.source, HALF, "distill", train={"feature_epochs": 1})
+    taught = rounds(bench, bench.source, HALF, "distill", feature_epochs=1)
     best = bench.graph(taught[-1])
     bench.add("pruned, distilled", best, ROUNDS * (EPOCHS + 1))
     half = bench.rows[-1].macs / original.macs
     if options.peers:
-        told = peer(options, _work(options, data, weights, "prune", half, options.work / "torch-pruning.onnx"))
+        told = peer(options, _work(data, weights, "prune", half, options.work / "torch-pruning.onnx"))
         bench.judge("Torch-Pruning, fine-tuned", Path(told["path"]), ROUNDS * EPOCHS)
 
     total = options.epochs + ROUNDS * EPOCHS
@@ -60,9 +60,9 @@ def vision(options: argparse.Namespace, shelf: Store) -> Bench:
     quantized(bench, best, "distilled, int8")
     if options.peers:
         folder = shelf.folder(taught[-1].id)
-        work = _work(options, data, weights, "qat", half, options.work / "torch-qat.npz")
+        work = _work(data, weights, "qat", half, options.work / "torch-qat.npz")
         told = peer(options, {**work, "folder": str(folder), "evaluation": str(data / "evaluation.npz")})
-        _say_peer_qat(bench, Path(told["path"]))
+        _say_peer_qat(Path(told["path"]))
     dialect = bench.pipeline.dialect
     bench.pipeline.dialect = dataclasses.replace(dialect, per_channel=False)
     after, learned = quantized(bench, best, "distilled, int8 per tensor", method="minmax", aim=0, floor=0)
@@ -88,7 +88,7 @@ def vision(options: argparse.Namespace, shelf: Store) -> Bench:
     return bench
 
 
-def _work(options: argparse.Namespace, data: Path, weights: Path, what: str, half: float, out: Path) -> dict[str, Any]:
+def _work(data: Path, weights: Path, what: str, half: float, out: Path) -> dict[str, Any]:
     return {
         "what": what,
         "weights": str(weights),
@@ -100,11 +100,12 @@ def _work(options: argparse.Namespace, data: Path, weights: Path, what: str, hal
     }
 
 
-def _say_peer_qat(bench: Bench, path: Path) -> None:
+def _say_peer_qat(path: Path) -> None:
     with np.load(path) as found:
         right = found["answers"] == found["labels"]
         before = found["before"] == found["labels"]
-    say(f"torchao (X86 inductor quantizer) on the same network: PTQ {100 * before.mean():.2f}, QAT {right.mean():.4f}")
+    told = f"PTQ {100 * before.mean():.2f}, QAT {100 * right.mean():.2f}"
+    say(f"torchao (X86 inductor quantizer) on the same network: {told}")
 
 
 def _data(folder: Path, images: int) -> Path:
@@ -156,9 +157,14 @@ def _scratch(bench: Bench, artifact: str, data: Path, epochs: int, seed: int, wo
 
 
 def fit_plainly(network: Any, training: Path, epochs: int, rate: float, *, seed: int, settle: bool) -> None:
-    """Train with AdamW and a cosine on the labels alone.
+    """Train with AdamW and a cosine on the labels alone, in batches of 32.
 
     Args:
+        network: takes images.
+        training: `x` and `y`.
+        epochs: passes over them.
+        rate: highest learning rate.
+        seed: of the order.
         settle: whether BatchNorm learns its statistics, as from scratch; else they are held, as in fine-tuning.
     """
     import torch
