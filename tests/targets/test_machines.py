@@ -42,7 +42,7 @@ def rules(probe, device):
     [
         (ORIN, {"jetson", "jetson-orin-nano", "jetson-orin-nano-8gb", "jetson-orin-nano-8gb-super"}),
         (PI5, {"raspberry-pi-5"}),
-        (PHONE, {"snapdragon", "snapdragon-8-gen3"}),
+        (PHONE, {"snapdragon", "snapdragon-8-gen3", "snapdragon-8-phones"}),
         (X86, set()),
         ({}, set()),
     ],

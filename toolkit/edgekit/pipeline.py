@@ -161,6 +161,8 @@ class Pipeline:
             tried = kept
             for stage in rounds.body:
                 tried = self.run_stage(stage, tried)
+                if tried.files == kept.files and _found(tried, "prune-nothing"):
+                    break  # training on would be no round of pruning
             if tried.files == kept.files:
                 self._told("repeat", {"round": number, "kept": True, "why": "nothing changed: the rounds end"})
                 return tried
@@ -313,6 +315,11 @@ def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     if findings:
         merged["findings"] = findings
     return merged
+
+
+def _found(artifact: Artifact, rule: str) -> bool:
+    """Say whether the last stage of an artifact told a finding of a rule."""
+    return any(finding["rule"] == rule for finding in artifact.lineage[-1].facts.get("findings", ()))
 
 
 def _versions(distributions: tuple[str, ...]) -> dict[str, str]:

@@ -52,6 +52,8 @@ class Score:
         within = [other for other in others if other.within]
         if not within:
             return "the only one that keeps the budgets on the calibration data"
-        if self.latency_ms is not None and all(self.latency_ms < (other.latency_ms or inf) for other in within):
+        if self.latency_ms is None:
+            return "no latency is known: the smallest that keeps the budgets on the calibration data"
+        if all(self.latency_ms < (other.latency_ms or inf) for other in within):
             return "the fastest that keeps the budgets on the calibration data"
         return "as fast as others that keep the budgets on the calibration data, and smaller or more accurate"

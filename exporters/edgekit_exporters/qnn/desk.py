@@ -15,8 +15,8 @@ from edgekit.profile import Profile
 from edgekit_exporters.qnn.context import Context, RefusedError, compile_context
 from edgekit_exporters.qnn.sanitize import order_gates, plain_gathers
 
-_KEPT = 8
-"""Compilations that are kept at a time: a recipe's alternatives, each for two SoCs."""
+_KEPT = 16
+"""Compilations that are kept at a time: a recipe's alternatives, each for a few SoCs."""
 
 
 @dataclass(frozen=True, kw_only=True)

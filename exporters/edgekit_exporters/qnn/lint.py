@@ -77,6 +77,18 @@ def fallback_findings(refused: Sequence[Refused], severity: Severity) -> list[Fi
     ]
 
 
+def other_finding(profile: Profile) -> Finding:
+    """Say that another SoC's binary is compiled and not run."""
+    names = " or ".join(profile.modules)
+    return Finding(
+        severity="note",
+        node="",
+        rule="qnn-other-soc",
+        text=f"the binary for {names} is compiled, not run: accuracy and latency are those of the profile's own SoC",
+        remedy=f"To judge it too, build with the profile of {names}.",
+    )
+
+
 def not_compiled(why: str) -> Finding:
     """Return the finding that nothing was compiled, nor checked by Qualcomm's tools."""
     return Finding(

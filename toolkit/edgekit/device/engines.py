@@ -49,7 +49,7 @@ def open_engine(job: Dict[str, Any], folder: str) -> Any:
 
 def open_context(job: Dict[str, Any], model: str, threads: int, *, spinning: bool) -> Any:
     """Return the model's compiled form on the HTP; where that cannot be the model on the CPU, if that is asked."""
-    context = job["context"]
+    context = engine_qnn.choose(job["context"], machine.modules("/"))
     path = os.path.join(os.path.dirname(model), os.path.basename(str(context["model"])))
     try:
         return engine_qnn.QnnEngine(path, context, machine.modules("/"), threads)

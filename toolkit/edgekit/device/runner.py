@@ -12,8 +12,9 @@ It imports nothing of edgekit. A job is a JSON object; paths in it are relative 
     runtime    "onnxruntime" or "tensorrt" (tensorrt's Python, else trtexec to time, else onnxruntime's TensorRT, CUDA
                and CPU providers: what is not as asked is told as `fallback`)
     providers  onnxruntime's execution providers in order of preference
-    context    a compiled form of the model for Qualcomm's HTP: {"model", "soc_model", "soc", "compatibility"}; it is
-               loaded when QNNExecutionProvider is asked, else (told as `fallback`) the model, if the CPU is asked too
+    context    a compiled form of the model for Qualcomm's HTP: {"model", "soc_model", "soc", "compatibility"}, and
+               "others" like it for further chips; it is loaded when QNNExecutionProvider is asked, else (told as
+               `fallback`) the model, if the CPU is asked too
     threads    CPU threads per operator, 0: as the runtime likes; spinning: whether idle ones spin (false)
     shapes     input -> [min, opt, max] for TensorRT engines with dynamic inputs; dla_core: the DLA core to use
     explicit   whether the model has Q/DQ; calibration {"model", "scales"}: files beside the model for a DLA that takes
