@@ -12,14 +12,14 @@ import msgspec
 
 from edgekit.artifact import sha256_file
 from edgekit.budget import Figure, Provenance
-from edgekit.jobs import encode_feeds
+from edgekit.jobs import PASSED_ON, encode_feeds
 from edgekit.profile import Profile
 from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
 from edgekit.targets import machines
 from edgekit.targets.chunks import check_outputs, chunks, plain, read_outputs
 from edgekit.targets.figures import energy_figure, latency_figures, memory_figure, settled_latency, unproven_figures
 from edgekit.targets.kept import Kept, engine_key
-from edgekit.targets.workplace import PASSED_ON, Workplace, content_of
+from edgekit.targets.workplace import Workplace, content_of
 from edgekit.transport import Transport
 
 ENERGY_SECONDS = 6

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from edgekit.artifact import digest, sha256_file
 from edgekit.errors import EdgekitError, LinkError
 from edgekit.events import Finding
-from edgekit.jobs import RUNNER, SCHEMA, runner_files
+from edgekit.jobs import PASSED_ON, RUNNER, SCHEMA, runner_files
 from edgekit.target import Bundle
 from edgekit.targets import machines
 from edgekit.targets.accidents import as_error, died
@@ -23,8 +23,6 @@ from edgekit.transport import Transport
 PAUSES = (1.0, 5.0, 15.0)
 """Seconds after which a broken link is tried again."""
 PROBE_SECONDS = 300
-PASSED_ON = ("shapes", "context", "dla_core", "explicit", "calibration", "sparse")
-"""Facts of a bundle that a job takes as they are."""
 
 _Made = TypeVar("_Made")
 
