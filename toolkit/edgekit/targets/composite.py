@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import msgspec
 
+from edgekit import events
 from edgekit.artifact import sha256_file
 from edgekit.budget import Figure, Provenance
 from edgekit.jobs import PASSED_ON, encode_feeds
@@ -37,18 +38,26 @@ class CompositeTarget:
         details: what the runner told of the last measurement: raw series, memory, temperatures and clocks.
     """
 
-    def __init__(self, transport: Transport, profile: Profile, *, keep: Path | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        profile: Profile,
+        *,
+        keep: Path | None = None,
+        listen: events.Listener = events.ignore,
+    ) -> None:
         """Take a transport, not yet open.
 
         Args:
             transport: the way to the machine.
             profile: what the machine should be.
             keep: where the outputs of finished chunks are kept while an evaluation runs; None: nowhere.
+            listen: gets progress events, from other threads too.
         """
         self.url = transport.url
         self.details: dict[str, Any] = {}
         self._transport = transport
-        self._place = Workplace(transport)
+        self._place = Workplace(transport, listen)
         self.findings = self._place.findings
         self._profile = profile
         self._probe: machines.Probe | None = None
