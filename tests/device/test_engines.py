@@ -340,9 +340,17 @@ class StandInTensorRt:
         def deserialize_cuda_engine(self, serialized):
             return StandInEngine() if serialized == b"engine" else None
 
-    @staticmethod
-    def nptype(dtype):
-        return {"INT32": np.int32}[dtype]
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs the extra trt-check")
+def test_types_are_told_by_the_names_that_nvidia_gives_them():
+    """In a child: the library ends some processes that load it without a driver."""
+    code = "import tensorrt_rtx as t; print(*(str(x.name) for x in t.DataType.__members__.values()))"
+    argv = [sys.executable, "-c", code]
+    told = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    assert set(engine_trt.NUMPY_TYPES) <= set(told)
+    assert engine_trt.numpy_type(types.SimpleNamespace(name="HALF")) == np.float16
+    with pytest.raises(RuntimeError, match="is BF16"):
+        engine_trt.numpy_type("BF16")
 
 
 def test_engine_moves_bytes_and_reuses_buffers():

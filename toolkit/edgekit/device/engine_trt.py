@@ -25,6 +25,16 @@ Words = List[str]
 Buffers = Dict[str, Tuple[int, int]]
 """Tensor -> (address on the GPU, bytes)."""
 
+NUMPY_TYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "INT8": "int8",
+    "UINT8": "uint8",
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOL": "bool",
+}
+
 H2D, D2H = 1, 2  # cudaMemcpyKind
 
 
@@ -33,6 +43,8 @@ class Cuda:
 
     def __init__(self) -> None:
         names = sorted(glob.glob("/usr/local/cuda*/lib64/libcudart.so*"), key=len)
+        for folder in filter(None, sys.path):  # beside tensorrt from pip: nvidia/cuda_runtime/lib, nvidia/cu13/lib
+            names += sorted(glob.glob(os.path.join(glob.escape(folder), "nvidia", "*", "lib", "libcudart.so*")))
         for name in ["libcudart.so"] + ["libcudart.so." + v for v in ("13", "12", "11.0")] + names:
             try:
                 self._library = ctypes.CDLL(name)
@@ -144,6 +156,17 @@ def collecting_logger(trt: Any, said: "Words") -> Any:
     return Log()
 
 
+def numpy_type(dtype: Any) -> Any:
+    """Return the numpy type of a `trt.DataType`; RuntimeError when numpy has none (bfloat16, fp8).
+
+    `trt.nptype` would do, but that of 8.5 fails with numpy 1.24 and later.
+    """
+    name = str(getattr(dtype, "name", dtype))
+    if name not in NUMPY_TYPES:
+        raise RuntimeError("an input or output of the engine is {}, which numpy does not have".format(name))
+    return np.dtype(NUMPY_TYPES[name])
+
+
 class TrtEngine:
     """A loaded engine; the same face as `OrtEngine`.
 
@@ -166,7 +189,7 @@ class TrtEngine:
         self._stream = cuda.stream()
         self._buffers = {}  # type: Buffers
         names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
-        dtypes = {name: np.dtype(trt.nptype(self._engine.get_tensor_dtype(name))) for name in names}
+        dtypes = {name: numpy_type(self._engine.get_tensor_dtype(name)) for name in names}
         is_input = {name: self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT for name in names}
         self.inputs = {name: dtypes[name] for name in names if is_input[name]}
         self._outputs = {name: dtypes[name] for name in names if not is_input[name]}
