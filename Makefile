@@ -34,9 +34,10 @@ $(TEST)/.ready: pyproject.toml constraints.txt
 	$(TEST)/bin/python -m pip install $(PIP_FLAGS) -e '.[dev]'
 	touch $@
 
+# Qualcomm's client, and onnxruntime for the stand-in of its service.
 $(AIHUB)/.ready: tests/aihub-constraints.txt
 	$(PYTHON) -m venv $(AIHUB)
-	$(AIHUB)/bin/python -m pip install --quiet --disable-pip-version-check -c $< qai-hub onnxruntime  # the stand-in for the service computes
+	$(AIHUB)/bin/python -m pip install --quiet --disable-pip-version-check -c $< qai-hub onnxruntime
 	touch $@
 
 clean:

@@ -46,9 +46,18 @@ def vision(options: argparse.Namespace, shelf: Store) -> Bench:
     best = bench.graph(taught[-1])
     bench.add("pruned, distilled", best, ROUNDS * (EPOCHS + 1))
     half = bench.rows[-1].macs / original.macs
+    quantized(bench, best, "distilled, int8")
+    dialect = bench.pipeline.dialect
+    bench.pipeline.dialect = dataclasses.replace(dialect, per_channel=False)
+    after, learned = quantized(bench, best, "distilled, int8 per tensor", method="minmax", aim=0, floor=0)
+    bench.pipeline.dialect = dialect
     if options.peers:
         told = peer(options, _work(data, weights, "prune", half, options.work / "torch-pruning.onnx"))
         bench.judge("Torch-Pruning, fine-tuned", Path(told["path"]), ROUNDS * EPOCHS)
+        folder = shelf.folder(taught[-1].id)
+        work = _work(data, weights, "qat", half, options.work / "torch-qat.npz")
+        told = peer(options, {**work, "folder": str(folder), "evaluation": str(data / "evaluation.npz")})
+        _say_peer_qat(Path(told["path"]))
 
     total = options.epochs + ROUNDS * EPOCHS
     scratch = []
@@ -56,17 +65,6 @@ def vision(options: argparse.Namespace, shelf: Store) -> Bench:
         name = f"same network from scratch, seed {seed}"
         bench.judge(name, _scratch(bench, taught[-1].id, data, total, seed, options.work), total)
         scratch.append(bench.accuracy(name))
-
-    quantized(bench, best, "distilled, int8")
-    if options.peers:
-        folder = shelf.folder(taught[-1].id)
-        work = _work(data, weights, "qat", half, options.work / "torch-qat.npz")
-        told = peer(options, {**work, "folder": str(folder), "evaluation": str(data / "evaluation.npz")})
-        _say_peer_qat(Path(told["path"]))
-    dialect = bench.pipeline.dialect
-    bench.pipeline.dialect = dataclasses.replace(dialect, per_channel=False)
-    after, learned = quantized(bench, best, "distilled, int8 per tensor", method="minmax", aim=0, floor=0)
-    bench.pipeline.dialect = dialect
 
     bench.time(["original", "pruned, distilled", "Torch-Pruning, fine-tuned"])
     floor = bench.accuracy("pruned, distilled")

@@ -19,7 +19,7 @@ from edgekit.children import environment, run_child
 from edgekit.errors import TargetError, UnsupportedError
 from edgekit_exporters.qnn.context_child import PROVIDER
 from edgekit_exporters.qnn.options import check_options
-from edgekit_exporters.qnn.told import Estimate, Refused, read_estimate, read_refused
+from edgekit_exporters.qnn.told import Estimate, Refused, count_operators, read_estimate, read_refused
 
 CONTEXT = "model_ctx.onnx"
 BINARY = "model_ctx_qnn.bin"
@@ -42,6 +42,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         refused: nodes that do not run on the HTP; with fallback they run on the CPU.
         estimate: Qualcomm's own prediction; None for SoCs that it has none for.
         graphs: number of graphs on the HTP; 1 when all is one piece.
+        operators: of these graphs, as the HTP runs them.
     """
 
     folder: Path
@@ -50,6 +51,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[Refused, ...]
     estimate: Estimate | None
     graphs: int
+    operators: int
 
 
 def is_installed() -> bool:
@@ -103,6 +105,7 @@ def compile_context(folder: Path, options: Mapping[str, str], *, fallback: bool 
         refused=refused,
         estimate=read_estimate(folder / _CSV),
         graphs=graphs,
+        operators=count_operators(folder / _TRACE),
     )
 
 

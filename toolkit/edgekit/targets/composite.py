@@ -18,6 +18,7 @@ from edgekit.profile import Profile
 from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
 from edgekit.targets import machines
 from edgekit.targets.chunks import check_outputs, chunks, plain, read_outputs
+from edgekit.targets.condition import condition_findings, throttled
 from edgekit.targets.figures import energy_figure, latency_figures, memory_figure, settled_latency, unproven_figures
 from edgekit.targets.kept import Kept, engine_key
 from edgekit.targets.workplace import Workplace, content_of
@@ -182,6 +183,10 @@ class CompositeTarget:
             notes += [fallen] if fallen else []
             mode = machines.other_power_mode(probe, self._profile)
             notes += [f"measured in {mode}"] if mode else []
+        for one in condition_findings(self.details.get("machine") or {}, self._transport.title):
+            self._place.find(one)
+        held = throttled(self.details.get("machine") or {})
+        notes += [held] if held else []
         summary, finding = settled_latency(self.details, sustained, self._transport.title)
         if finding is not None:
             self._place.find(finding)
