@@ -86,6 +86,11 @@ class HalfSearch:
                 return better
         return first
 
+    def computing(self, plan: HalfPlan) -> list[str]:
+        """Return the float16 nodes that do more than move values, in graph order."""
+        nodes = self.source.model.graph.node
+        return [node.name for node in nodes if node.name in plan.half and node.op_type not in FOLLOWERS]
+
     def _fewest(
         self,
         tried: tuple[HalfPlan, Mapping[str, OutputDistance]],
@@ -121,11 +126,12 @@ class HalfSearch:
         return plan, self.reference.distances(session)
 
     def _rank(self, plan: HalfPlan) -> list[tuple[str, float]]:
-        """Order the float16 nodes by the error each makes on its own, worst first."""
+        """Order the float16 nodes that a recipe does not want so by the error each makes on its own, worst first."""
+        nodes = {node.name: node for node in self.source.model.graph.node}
         names = [
-            node.name
-            for node in self.source.model.graph.node
-            if node.name in plan.half and self.types.outputs(node) == [node.output[0]] and node.op_type not in FOLLOWERS
+            name
+            for name in self.computing(plan)
+            if self.types.outputs(nodes[name]) == [nodes[name].output[0]] and name not in self.planner.forced
         ]
         if not names:
             return []
@@ -191,12 +197,26 @@ def kept_findings(plan: HalfPlan) -> list[Finding]:
         )
         for name, problem in plan.wide.items()
     ]
-    return constants + [
+    overruled = [
         Finding(
-            severity="note" if reason.startswith(_BY_FORM) else "warning",
+            severity="warning",
             node=name,
-            rule="kept-float32",
-            text=f"node {name} kept in fp32: {reason}",
+            rule="overruled",
+            text=f"node {name} computes in float16 as the plan of the recipe says, although {reason}",
+            remedy="Take its entry out of the recipe.",
         )
-        for name, reason in plan.reasons.items()
+        for name, reason in plan.overruled.items()
     ]
+    return (
+        constants
+        + overruled
+        + [
+            Finding(
+                severity="note" if reason.startswith(_BY_FORM) else "warning",
+                node=name,
+                rule="kept-float32",
+                text=f"node {name} kept in fp32: {reason}",
+            )
+            for name, reason in plan.reasons.items()
+        ]
+    )
