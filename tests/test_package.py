@@ -56,7 +56,7 @@ def test_what_a_package_holds(unsigned):
     assert by_role["job"] == {"golden.json", "measure.json"}
     assert "runner/runner.py" in by_role["runner"]
     assert by_role["readme"] == {"README.txt"}
-    assert (manifest.name, manifest.labels, manifest.licence) == ("tiny", LABELS, "unknown")
+    assert (manifest.name, manifest.labels, manifest.license) == ("tiny", LABELS, "unknown")
     assert manifest.profile.values["compute"]["fp32_tops"] == {"value": 0.1, "source": "estimated"}
     assert [spec.name for spec in (*manifest.inputs, *manifest.outputs)] == ["x", "y"]
     (variant,) = manifest.variants
@@ -89,7 +89,7 @@ def test_same_contents_same_payload_whatever_was_timed(tmp_path, unsigned):
 
 
 def test_any_other_content_is_another_payload(tmp_path, unsigned):
-    for change in ({"labels": ("a", "b", "c")}, {"licence": "MIT"}, {"precision": "fp16"}, {"golden": None}):
+    for change in ({"labels": ("a", "b", "c")}, {"license": "MIT"}, {"precision": "fp16"}, {"golden": None}):
         assert tiny_package(tmp_path, **change).seal.payload != unsigned.seal.payload
     save_model(tmp_path / "compiled" / "model.onnx", scale=1.5)
     assert tiny_package(tmp_path).seal.payload != unsigned.seal.payload
@@ -103,10 +103,10 @@ def test_optional_files(tmp_path):
         tmp_path,
         reference=tmp_path / "reference.npz",
         reference_inputs=tmp_path / "inputs.npz",
-        licence="Apache-2.0",
-        licence_file=tmp_path / "COPYING",
+        license="Apache-2.0",
+        license_file=tmp_path / "COPYING",
     )
-    package.extract(tmp_path / "out", {"reference", "licence"})
+    package.extract(tmp_path / "out", {"reference", "license"})
     found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert found == {"reference/outputs.npz", "reference/inputs.npz", "LICENSE"}
     assert (tmp_path / "out" / "reference" / "outputs.npz").read_bytes() == b"opaque"
@@ -267,7 +267,7 @@ def test_a_forger_without_the_key_can_only_take_the_signature_away(tmp_path, sig
     with pytest.raises(IntegrityError, match="not signed"):
         read_package(stripped, key=keys / "key.pub")
     # the seal of another package
-    other = tiny_package(tmp_path, key=keys / "key", licence="MIT")
+    other = tiny_package(tmp_path, key=keys / "key", license="MIT")
     stolen = bundle.read_member(other.path, read_bundle(other.path, Limits())[-1], 1 << 20)
     with pytest.raises(IntegrityError):
         read_package(repack(signed.path, forged, **{"seal.json": stolen}), key=keys / "key.pub")

@@ -108,6 +108,10 @@ def _bug(error: Exception, *, as_json: bool) -> int:
 
 
 def _print_error(result: Result, text: str, *, as_json: bool) -> None:
+    from edgekit.networks.launched import place
+
+    if place().follows:
+        return  # the first process says it
     if as_json:
         sys.stdout.write(result.to_json().decode() + "\n")
     sys.stderr.write(f"edgekit: {text}\n")

@@ -21,6 +21,11 @@ Windows = List[Dict[str, Any]]
 Durations = List[float]
 
 
+def window_of(seconds: float) -> float:
+    """Return the seconds of a window of a run."""
+    return min(WINDOW, seconds / 3)
+
+
 def sustain(
     call: Callable[[], Any],
     seconds: float,
@@ -34,7 +39,7 @@ def sustain(
         machine's `state` at its end), `last` (the summary of the last window, warm by then), `slowdown` (median of
         the last over the first, minus 1) and `throttled`: null, or why the last window is slower.
     """
-    window = min(WINDOW, seconds / 3)
+    window = window_of(seconds)
     windows = []  # type: Windows
     series = []  # type: Durations
     begun = opened = clock()
@@ -49,10 +54,15 @@ def sustain(
             series, opened = [], clock()
         if over:
             break
+    return compare_windows(windows, window)
+
+
+def compare_windows(windows: Windows, seconds: float) -> Dict[str, Any]:
+    """Return what `sustain` does, of windows of so many seconds each (a summary, and the machine's `state`)."""
     first, last = windows[0], windows[-1]
     slowdown = last["p50"]["value"] / first["p50"]["value"] - 1
     return {
-        "window_seconds": window,
+        "window_seconds": seconds,
         "windows": windows,
         "last": {key: value for key, value in last.items() if key != "state"},
         "slowdown": slowdown,

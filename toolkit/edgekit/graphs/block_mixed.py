@@ -220,7 +220,7 @@ def _error(matrix: Floats, fmt: BlockFormat | None, gram: Floats | None) -> floa
 def formats_to_choose(
     weights: Sequence[BlockWeight], formats: Mapping[Key, BlockFormat], pinned: Collection[Key]
 ) -> dict[Key, tuple[BlockFormat, ...]]:
-    """Return the formats that each matrix may have: 4 bits in blocks of 16 to 128, 8 bits in blocks of 32 or 128.
+    """Return the formats that each matrix may have: 4 bits in blocks of 16 to 128, 8 bits in blocks of 32 to 128.
 
     Blocks divide the depth of a matrix.
 
@@ -242,4 +242,4 @@ def formats_to_choose(
     return found
 
 
-_CHOICES = ((4, 16), (4, 32), (4, 64), (4, 128), (8, 32), (8, 128))
+_CHOICES = ((4, 16), (4, 32), (4, 64), (4, 128), (8, 32), (8, 64), (8, 128))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from edgekit.graphs.block_grams import Gram, Grams
 from edgekit.graphs.block_plan import BlockWeight, matrix_of
 from edgekit.graphs.edit import GraphIndex
 from edgekit.graphs.weights import Weights
-from edgekit.numerics.awq import search_channel_scales
+from edgekit.numerics.awq import scaled_gram, search_channel_scales
 from edgekit.numerics.blockwise import BlockCodes, BlockFormat, Floats, quantize_rtn, scale_type_for
 from edgekit.numerics.gptq import output_error, quantize_gptq
 from edgekit.numerics.hqq import quantize_hqq
@@ -49,7 +49,7 @@ class Solver:
         grams: the inputs' sums; None without samples.
         formats: weight key -> how it is stored.
         act_order: see `quantize_gptq`.
-        given: factors of inputs that were chosen before, see `Solved`.
+        given: factors of inputs that were chosen before, see `Solved`; None: `awq` and `gptq` search them.
         tell: called after each matrix.
     """
 
@@ -59,7 +59,7 @@ class Solver:
     grams: Grams | None
     formats: Mapping[tuple[int, str], BlockFormat]
     act_order: bool
-    given: Mapping[str, Floats] = field(default_factory=dict)
+    given: Mapping[str, Floats] | None = None
     tell: Callable[[], None] = lambda: None
 
     def solve(self, method: Method) -> Solved:
@@ -88,15 +88,9 @@ class Solver:
         self.tell()
 
     def _solve_group(self, method: Method, name: str, group: list[BlockWeight], gram: Gram, solved: Solved) -> None:
-        factors = self.given.get(name)
-        scalable = method == "awq" and all(len(weight.operands) == 1 for weight in group)
-        if scalable and group:
-            matrices = [matrix_of(self.weights, weight) for weight in group]
-            fmt = self._format(group[0], matrices[0])
-            found = search_channel_scales(matrices, fmt, gram)
-            if found.power:
-                factors = found.factors
-                solved.factors[name] = factors
+        factors = self._factors(method, group, gram) if self.given is None else self.given.get(name)
+        if factors is not None:
+            solved.factors[name] = factors
         for weight in group:
             matrix = matrix_of(self.weights, weight)
             solved.codes[weight.key], error = self._solve_one(method, weight, matrix, gram, factors)
@@ -104,13 +98,23 @@ class Solver:
             solved.errors[weight.key] = error / signal if signal > 0 else 0.0
             self.tell()
 
+    def _factors(self, method: Method, group: list[BlockWeight], gram: Gram) -> Floats | None:
+        """Search factors for an input, unless something else reads the matrices of its readers."""
+        if method not in NEED_DATA or not group or any(len(weight.operands) > 1 for weight in group):
+            return None
+        matrices = [matrix_of(self.weights, weight) for weight in group]
+        fmt = self._format(group[0], matrices[0])
+        found = search_channel_scales(matrices, fmt, gram, learned=method == "gptq")
+        return found.factors if any(found.powers) else None
+
     def _solve_one(
         self, method: Method, weight: BlockWeight, matrix: Floats, gram: Gram, factors: Floats | None
     ) -> tuple[BlockCodes, float]:
         scaled = matrix if factors is None else matrix * factors
         fmt = self._format(weight, scaled)
         if method == "gptq" and not weight.is_table:  # looked-up rows must be near as they are
-            codes = quantize_gptq(scaled, fmt, gram, act_order=self.act_order)
+            inner = gram if factors is None else scaled_gram(gram, factors)
+            codes = quantize_gptq(scaled, fmt, inner, act_order=self.act_order)
         elif method == "hqq":
             codes = quantize_hqq(scaled, fmt)
         elif method == "awq" and not weight.is_table:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from edgekit.profile import Profile
 from edgekit.target import Target
 from edgekit.targets import htp_sim
@@ -12,12 +14,14 @@ from edgekit.transport import open_transport
 __all__ = ["CompositeTarget", "default_target", "open_target"]
 
 
-def open_target(url: str, profile: Profile) -> Target:
+def open_target(url: str, profile: Profile, *, keep: Path | None = None) -> Target:
     """Return the target of a URL, not yet connected.
 
     Args:
         url: `local`, `ssh://user@host[:port]`, `adb://SERIAL`, `emulated-aarch64`, `htp-sim`, `aihub://Device Name`.
         profile: what it should be; a machine of another kind is told in the target's `findings`.
+        keep: the folder (the store's `scratch`) that holds the outputs of an evaluation's finished chunks until it has
+            ended, so that the same command goes on after a kill; None: they are not kept.
 
     Raises:
         UsageError: no target has such a URL, with a suggestion.
@@ -27,7 +31,7 @@ def open_target(url: str, profile: Profile) -> Target:
         return htp_sim.HtpSimTarget(profile)
     if url.partition("://")[0] == SCHEME:
         return AiHubTarget(url, profile)
-    return CompositeTarget(open_transport(url), profile)
+    return CompositeTarget(open_transport(url), profile, keep=keep)
 
 
 def default_target(profile: Profile) -> str:

@@ -26,7 +26,7 @@ from edgekit.store import default_root
 from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
 from edgekit.targets.aihub_job import compared, compile_options, inputs_of, model_of, restored
 from edgekit.targets.aihub_told import as_error, client_python, device_findings, profile_figures, unit_finding
-from edgekit.targets.chunks import chunks, plain, read_outputs
+from edgekit.targets.chunks import check_outputs, chunks, plain, read_outputs
 from edgekit.transports.process import run_process
 
 SCHEME = "aihub"
@@ -112,7 +112,8 @@ class AiHubTarget:
             with tempfile.TemporaryDirectory(prefix="edgekit-aihub-") as scratch:
                 self._infer(bundle, chunk, Path(scratch), profile=False)
                 chunk.clear()
-                for outputs in read_outputs(Path(scratch, "outputs.npz"), count, self.url):
+                path = Path(scratch, "outputs.npz")
+                for outputs in read_outputs(path, check_outputs(path, count, self.url)):
                     yield restored(outputs, bundle)
 
     def measure(

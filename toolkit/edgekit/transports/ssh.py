@@ -24,14 +24,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from edgekit.artifact import digest, sha256_file
-from edgekit.errors import LinkError, TargetError, UsageError
+from edgekit.errors import LinkError, TargetError
 from edgekit.transport import Completed
 from edgekit.transports import far_side
+from edgekit.transports.address import parse_url
 from edgekit.transports.local import check_name, sweep
 from edgekit.transports.process import Tail, end_group, run_process
 
@@ -41,12 +41,10 @@ ASK = 60
 """Seconds that a short question to the far side may take."""
 SLOWEST = 50e3
 """Bytes per second under which a copy is given up."""
-PORTS = {None, *range(1, 1 << 16)}
 UNREACHABLE = 255
 """Exit status of ssh itself; the far side's commands never end with it."""
 
 _PREFIX = "edgekit-ssh-"
-_URL = re.compile(r"ssh://(?:(?P<user>[^@/?#]+)@)?(?P<host>\[[0-9A-Za-z:.%]+\]|[^\[\]@:/?#\s]+)(?::(?P<port>\d+))?/?")
 _REMEDIES = (
     (
         r"host key",
@@ -59,35 +57,6 @@ _REMEDIES = (
     (r"could not resolve", "Check the name of the machine, or give it one in ~/.ssh/config."),
     (r"", "Check that the machine is on and that this works: {login}"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Address:
-    """Where a `ssh://[user@]host[:port]` URL leads."""
-
-    host: str
-    user: str = ""
-    port: int | None = None
-
-    def options(self) -> list[str]:
-        """Return the address as options of ssh, the host aside."""
-        port = ["-p", str(self.port)] if self.port else []
-        return port + (["-l", self.user] if self.user else [])
-
-
-def parse_url(url: str) -> Address:
-    """Read a URL; UsageError when it is none that ssh can be given safely."""
-    match = _URL.fullmatch(url)
-    user, host = (match["user"] or "", match["host"].strip("[]")) if match else ("", "")
-    port = int(match["port"]) if match and match["port"] else None
-    if ":" in user:
-        raise UsageError(
-            f"'ssh://{user.partition(':')[0]}:...' holds a password",
-            remedy="Passwords do not belong on a command line: give the machine a key (ssh-copy-id).",
-        )
-    if match is None or host.startswith("-") or user.startswith("-") or port not in PORTS:
-        raise UsageError(f"'{url}' is no ssh URL", remedy="Write it like ssh://user@host or ssh://user@host:2222.")
-    return Address(host=host, user=user, port=port)
 
 
 class SshTransport:
