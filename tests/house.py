@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -64,12 +64,19 @@ class MemorySamples:
 
 
 def dataset(feeds: list[Feed], *, name: str = "data") -> Dataset:
+    """A data set of which half is for calibration and half for evaluation."""
     half = len(feeds) // 2
+    return replace(calibration_data(feeds[:half]), id=name, evaluation=MemorySamples(feeds[half:]))
+
+
+def calibration_data(feeds: list[Feed]) -> Dataset:
+    """A data set that is there for calibration alone."""
+    none = MemorySamples([])
     return Dataset(
-        id=name,
-        calibration=MemorySamples(feeds[:half]),
-        training=MemorySamples([]),
-        evaluation=MemorySamples(feeds[half:]),
+        id="d",
+        calibration=MemorySamples(feeds),
+        training=none,
+        evaluation=none,
         preprocessing={},
         labels=(),
         findings=(),

@@ -15,6 +15,7 @@ from edgekit import events
 from edgekit.budget import Budget, Check, Figure, Verdict
 from edgekit.errors import BudgetMissedError, InputError, UnsupportedError, UsageError
 from edgekit.events import Finding
+from edgekit.exporter import refuse
 from edgekit.gate import Trial
 from edgekit.package import read_package
 from house import profile
@@ -174,7 +175,7 @@ NOTE = Finding(severity="warning", node="n3", rule="trt-slow", text="is slow")
 
 def test_what_the_runtime_refuses_names_all_nodes_and_the_first_remedy():
     with pytest.raises(UnsupportedError) as caught:
-        room._refuse([NOTE, BROKEN, FALLBACK], profile(), allow_fallback=False)
+        refuse([NOTE, BROKEN, FALLBACK], profile(), allow_fallback=False)
     assert caught.value.where == "n2 [trt-type]"
     assert "and 1 more" in caught.value.text
     assert "n2, n1" in caught.value.text
@@ -182,12 +183,12 @@ def test_what_the_runtime_refuses_names_all_nodes_and_the_first_remedy():
 
 
 def test_only_fallbacks_can_be_allowed():
-    room._refuse([NOTE, FALLBACK], profile(), allow_fallback=True)
-    room._refuse([NOTE], profile(), allow_fallback=False)
+    refuse([NOTE, FALLBACK], profile(), allow_fallback=True)
+    refuse([NOTE], profile(), allow_fallback=False)
     with pytest.raises(UnsupportedError):
-        room._refuse([FALLBACK], profile(), allow_fallback=False)
+        refuse([FALLBACK], profile(), allow_fallback=False)
     with pytest.raises(UnsupportedError):
-        room._refuse([BROKEN, FALLBACK], profile(), allow_fallback=True)
+        refuse([BROKEN, FALLBACK], profile(), allow_fallback=True)
 
 
 def check(name, status, reason=""):

@@ -7,17 +7,19 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from edgekit.artifact import MAIN
 from edgekit.budget import Budget, Figure, dominated
 from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.exporter import load_exporter
-from edgekit.gate import OUTPUTS, RUNS, Gate, model_size
+from edgekit.gate import RUNS, Gate, model_size
+from edgekit.original import OUTPUTS, Original
+from edgekit.profile import load_profile
 from edgekit.sources import ingest
 from edgekit.store import Store
 from edgekit.target import Bundle
-from house import dataset, profile
+from house import calibration_data, dataset, profile
 from onnx_models import linear, noisy
 
 
@@ -32,12 +34,9 @@ def gate(tmp_path, feeds):
     with Store(tmp_path / "home") as store:
         reference = ingest(str(linear(tmp_path / "m.onnx")), store)
         yield Gate(
-            store=store,
+            original=Original(store=store, artifact=reference, data=dataset(feeds), metric=None),
             profile=profile(),
             exporter=load_exporter("onnx"),
-            reference=reference,
-            data=dataset(feeds),
-            metric=None,
             budget=Budget(),
         )
 
@@ -52,13 +51,18 @@ def publish(gate, tmp_path):
         weight.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(weight)).astype(np.float32), "W"))
         path = tmp_path / "changed.onnx"
         onnx.save(model, path)
-        return ingest(str(path), gate.store)
+        return ingest(str(path), gate.original.store)
 
     return run
 
 
+def of(gate, **changes):
+    """Return a gate whose original is another one."""
+    return replace(gate, original=replace(gate.original, **changes))
+
+
 def bundle(gate, artifact):
-    return Bundle(folder=gate.store.folder(artifact.id), facts={"runtime": "onnxruntime", "model": MAIN})
+    return Bundle(folder=gate.original.store.folder(artifact.id), facts={"runtime": "onnxruntime", "model": MAIN})
 
 
 class Machine:
@@ -83,14 +87,14 @@ class Machine:
 
 
 def test_the_same_model_loses_nothing(gate):
-    trial = gate.trial(bundle(gate, gate.reference), None, gate.reference)
+    trial = gate.trial(bundle(gate, gate.original.artifact), None, gate.original.artifact)
     figures = {figure.name: figure for figure in trial.figures}
     assert figures["drop"].value == 0
     assert figures["drop"].n == 100
     assert figures["agreement"].value == 1
     assert figures["drop"].provenance == "simulated"
     assert figures["latency-p50"].provenance == "predicted"
-    assert figures["size"].value == (gate.store.folder(gate.reference.id) / MAIN).stat().st_size
+    assert figures["size"].value == (gate.original.store.folder(gate.original.artifact.id) / MAIN).stat().st_size
     assert trial.fingerprint == {}
 
 
@@ -104,7 +108,7 @@ def test_another_model_loses_and_the_bounds_hold_the_loss(gate, publish):
 
 def test_a_target_is_measured_and_so_is_the_original(gate):
     machine = Machine()
-    trial = gate.trial(bundle(gate, gate.reference), machine, gate.reference)
+    trial = gate.trial(bundle(gate, gate.original.artifact), machine, gate.original.artifact)
     figures = {figure.name: figure for figure in trial.figures}
     assert machine.runs == [RUNS, RUNS]
     assert figures["drop"].provenance == "measured"
@@ -116,50 +120,54 @@ def test_a_target_is_measured_and_so_is_the_original(gate):
 def test_a_p99_budget_takes_three_times_the_runs(gate):
     machine = Machine()
     strict = replace(gate, budget=Budget(latency_ms={"p99": 5.0}))
-    strict.trial(bundle(gate, gate.reference), machine, gate.reference)
+    strict.trial(bundle(gate, gate.original.artifact), machine, gate.original.artifact)
     assert machine.runs[0] == 3 * RUNS
 
 
 def test_an_original_that_the_target_does_not_run_is_no_reason_to_fail(gate):
-    trial = gate.trial(bundle(gate, gate.reference), Machine(refuses=True), gate.reference)
+    trial = gate.trial(bundle(gate, gate.original.artifact), Machine(refuses=True), gate.original.artifact)
     assert {figure.name for figure in trial.original} == {"size", "drop"}
     assert dominated(trial.original, trial.figures) is None
 
 
 def test_without_data_accuracy_was_not_looked_at(gate):
-    bare = replace(gate, data=None)
-    trial = bare.trial(bundle(gate, gate.reference), None, gate.reference)
+    bare = of(gate, data=None)
+    trial = bare.trial(bundle(gate, gate.original.artifact), None, gate.original.artifact)
     drop = next(figure for figure in trial.figures if figure.name == "drop")
     assert drop.value is None
     assert "there is no data" in drop.note
-    assert bare.reference_id is None
-    assert bare.golden_samples is None
+    assert bare.original.outputs_id is None
+    assert bare.original.golden_samples is None
 
 
 def test_without_an_evaluation_split_nothing_is_said_about_accuracy(gate, feeds):
-    few = replace(gate, data=replace(dataset(feeds[:8]), evaluation=dataset([]).evaluation))
-    drop = next(f for f in few.trial(bundle(gate, gate.reference), None, gate.reference).figures if f.name == "drop")
+    few = of(gate, data=replace(dataset(feeds[:8]), evaluation=dataset([]).evaluation))
+    drop = next(
+        f
+        for f in few.trial(bundle(gate, gate.original.artifact), None, gate.original.artifact).figures
+        if f.name == "drop"
+    )
     assert drop.value is None
     assert "too few samples" in drop.note
-    assert few.reference_id is None
-    assert len(few.golden_samples) == 4, "golden inputs come from the calibration samples then"
+    assert few.original.outputs_id is None
+    assert len(few.original.golden_samples) == 4, "golden inputs come from the calibration samples then"
 
 
 def test_the_originals_outputs_are_computed_once(gate):
-    first = gate.reference_outputs("evaluation")
+    first = gate.original.outputs("evaluation")
     stamp = first.stat().st_mtime_ns
-    again = replace(gate).reference_outputs("evaluation")
+    again = replace(gate.original).outputs("evaluation")
     assert again == first
     assert again.name == OUTPUTS
     assert again.stat().st_mtime_ns == stamp
-    assert gate.reference_outputs("calibration") != first
+    assert gate.original.outputs("calibration") != first
 
 
 def test_accuracy_without_labels_is_agreement(gate):
-    assert gate.judged_by.name == "agreement"
-    assert replace(gate, metric="accuracy").judged_by.name == "accuracy"
+    assert gate.original.judged_by.name == "agreement"
+    assert replace(gate.original, metric="accuracy").judged_by.name == "accuracy"
     with pytest.raises(UsageError, match="acuracy"):
-        _ = replace(gate, metric="acuracy").judged_by
+        _ = replace(gate.original, metric="acuracy").judged_by
 
 
 def test_ranking_looks_at_the_calibration_data_only(gate, publish):
@@ -176,10 +184,10 @@ def test_ranking_looks_at_the_calibration_data_only(gate, publish):
 
         batches = sample
 
-    watched = replace(gate, data=replace(gate.data, evaluation=Untouchable()))
+    watched = of(gate, data=replace(gate.original.data, evaluation=Untouchable()))
     score = watched.score(publish(lambda weight: weight[::-1]))
     assert score.drop > 0.2
-    assert watched.score(gate.reference).drop == 0
+    assert watched.score(gate.original.artifact).drop == 0
 
 
 @pytest.mark.parametrize(
@@ -220,10 +228,31 @@ def test_a_graph_whose_shapes_are_open_has_no_prediction_and_says_why(gate):
         def estimate(self, artifact, folder, device):
             raise InputError("the axis 't' is open", where="x", remedy="Fix it with --shape.")
 
-    (figure,) = replace(gate, exporter=Open()).estimate(gate.reference)
+    (figure,) = replace(gate, exporter=Open()).estimate(gate.original.artifact)
     assert figure.value is None
     assert "'t' is open" in figure.note
-    assert replace(gate, exporter=Open()).score(gate.reference).latency_ms is None
+    assert replace(gate, exporter=Open()).score(gate.original.artifact).latency_ms is None
+
+
+def test_open_shapes_count_as_those_of_the_largest_of_a_few_samples(tmp_path):
+    nodes = [helper.make_node("MatMul", ["x", "W"], ["y"])]
+    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, "t", 8]) for name in "xy"]
+    weight = numpy_helper.from_array(np.eye(8, dtype=np.float32), "W")
+    graph = helper.make_graph(nodes, "g", sides[:1], sides[1:], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    feeds = [{"x": np.ones((1, length, 8), np.float32)} for length in (3, 40, 7, 5)]
+    with Store(tmp_path / "home") as store:
+        artifact = ingest(str(tmp_path / "m.onnx"), store)
+        gate = Gate(
+            original=Original(store=store, artifact=artifact, data=calibration_data(feeds), metric=None),
+            profile=load_profile("raspberry-pi-5"),
+            exporter=load_exporter("onnx"),
+            budget=Budget(),
+        )
+        figures = {figure.name: figure for figure in gate.estimate(artifact)}
+        assert figures["latency-p50"].value > 0
+        assert "x 1x40x8" in figures["latency-p50"].note
+        assert of(gate, data=None).estimate(artifact)[0].value is None
 
 
 def test_size_is_what_a_device_loads(tmp_path):
@@ -234,11 +263,11 @@ def test_size_is_what_a_device_loads(tmp_path):
 
 
 def test_seeded_feeds_are_the_same_every_time(gate):
-    one, two = gate.seeded_feeds(), replace(gate).seeded_feeds()
+    one, two = gate.original.seeded_feeds(), replace(gate.original).seeded_feeds()
     assert len(one) == len(two) > 0
     for a, b in zip(one, two, strict=True):
         np.testing.assert_array_equal(a["x"], b["x"])
-    assert not np.array_equal(one[0]["x"], replace(gate, seed=1).seeded_feeds()[0]["x"])
+    assert not np.array_equal(one[0]["x"], replace(gate.original, seed=1).seeded_feeds()[0]["x"])
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.0])
@@ -246,17 +275,14 @@ def test_a_model_that_draws_random_numbers_is_compared_only_when_they_change_not
     with Store(tmp_path / "home") as store:
         reference = ingest(str(noisy(tmp_path / "m.onnx", scale)), store)
         gate = Gate(
-            store=store,
+            original=Original(store=store, artifact=reference, data=dataset(feeds), metric=None),
             profile=profile(),
             exporter=load_exporter("onnx"),
-            reference=reference,
-            data=dataset(feeds),
-            metric=None,
             budget=Budget(),
         )
         trial = gate.trial(bundle(gate, reference), None, reference)
         drop = next(found for found in trial.figures if found.name == "drop")
-        known = gate.reference_id
+        known = gate.original.outputs_id
     assert [finding["rule"] for finding in reference.facts["findings"]] == ["random-operator"]
     assert (known is None) == (drop.value is None) == (scale == 1.0)
     assert drop.value == 0.0 or "random numbers" in drop.note

@@ -16,6 +16,7 @@ from edgekit.evaluate import run_onnx
 from edgekit.events import Finding
 from edgekit.exporter import load_exporter
 from edgekit.gate import FEW, Gate
+from edgekit.original import Original
 from edgekit.sources import ingest
 from edgekit.store import Store
 from edgekit.target import Bundle, is_simulator
@@ -68,12 +69,14 @@ def gate(tmp_path):
     feeds = [{"x": rng.normal(size=(1, 8)).astype(np.float32)} for _ in range(200)]
     with Store(tmp_path / "home") as store:
         yield Gate(
-            store=store,
+            original=Original(
+                store=store,
+                artifact=ingest(str(linear(tmp_path / "m.onnx")), store),
+                data=dataset(feeds),
+                metric=None,
+            ),
             profile=profile(),
             exporter=load_exporter("onnx"),
-            reference=ingest(str(linear(tmp_path / "m.onnx")), store),
-            data=dataset(feeds),
-            metric=None,
             budget=Budget(),
         )
 
@@ -85,11 +88,11 @@ def other(gate, tmp_path):
     rough = np.round(numpy_helper.to_array(weight) * 6) / 6
     weight.CopyFrom(numpy_helper.from_array(rough.astype(np.float32), "W"))
     onnx.save(model, tmp_path / "rough.onnx")
-    return ingest(str(tmp_path / "rough.onnx"), gate.store)
+    return ingest(str(tmp_path / "rough.onnx"), gate.original.store)
 
 
 def tried(gate, artifact, simulator):
-    bundle = Bundle(folder=gate.store.folder(artifact.id), facts={"runtime": "onnxruntime", "model": MAIN})
+    bundle = Bundle(folder=gate.original.store.folder(artifact.id), facts={"runtime": "onnxruntime", "model": MAIN})
     trial = gate.trial(bundle, simulator, artifact)
     return {figure.name: figure for figure in trial.figures}, trial
 
@@ -124,7 +127,7 @@ def test_what_was_not_simulated_widens_the_drop(gate, other):
 
 
 def test_a_simulator_that_computes_something_else_fails_the_build(gate):
-    _, trial = tried(gate, gate.reference, Stand(noise=5.0))
+    _, trial = tried(gate, gate.original.artifact, Stand(noise=5.0))
     (wrong,) = [finding for finding in trial.findings if finding.severity == "error"]
     assert wrong.rule == "htp-disagrees"
     assert "computes something else than the graph" in wrong.text

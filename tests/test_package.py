@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekit import bundle
+from edgekit import bundle, payload
 from edgekit.bundle import Limits, member, read_bundle, write_bundle
 from edgekit.errors import EdgekitError, InputError, IntegrityError, UsageError
-from edgekit.jobs import read_feeds
+from edgekit.jobs import PASSED_ON, read_feeds
 from edgekit.manifest import Seal, payload_digest
 from edgekit.npz import read_arrays
 from edgekit.package import extract_package, read_package, write_package
@@ -56,7 +57,7 @@ def test_what_a_package_holds(unsigned):
     assert by_role["job"] == {"golden.json", "measure.json"}
     assert "runner/runner.py" in by_role["runner"]
     assert by_role["readme"] == {"README.txt"}
-    assert (manifest.name, manifest.labels, manifest.licence) == ("tiny", LABELS, "unknown")
+    assert (manifest.name, manifest.labels, manifest.license) == ("tiny", LABELS, "unknown")
     assert manifest.profile.values["compute"]["fp32_tops"] == {"value": 0.1, "source": "estimated"}
     assert [spec.name for spec in (*manifest.inputs, *manifest.outputs)] == ["x", "y"]
     (variant,) = manifest.variants
@@ -89,7 +90,7 @@ def test_same_contents_same_payload_whatever_was_timed(tmp_path, unsigned):
 
 
 def test_any_other_content_is_another_payload(tmp_path, unsigned):
-    for change in ({"labels": ("a", "b", "c")}, {"licence": "MIT"}, {"precision": "fp16"}, {"golden": None}):
+    for change in ({"labels": ("a", "b", "c")}, {"license": "MIT"}, {"precision": "fp16"}, {"golden": None}):
         assert tiny_package(tmp_path, **change).seal.payload != unsigned.seal.payload
     save_model(tmp_path / "compiled" / "model.onnx", scale=1.5)
     assert tiny_package(tmp_path).seal.payload != unsigned.seal.payload
@@ -103,10 +104,10 @@ def test_optional_files(tmp_path):
         tmp_path,
         reference=tmp_path / "reference.npz",
         reference_inputs=tmp_path / "inputs.npz",
-        licence="Apache-2.0",
-        licence_file=tmp_path / "COPYING",
+        license="Apache-2.0",
+        license_file=tmp_path / "COPYING",
     )
-    package.extract(tmp_path / "out", {"reference", "licence"})
+    package.extract(tmp_path / "out", {"reference", "license"})
     found = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert found == {"reference/outputs.npz", "reference/inputs.npz", "LICENSE"}
     assert (tmp_path / "out" / "reference" / "outputs.npz").read_bytes() == b"opaque"
@@ -267,7 +268,7 @@ def test_a_forger_without_the_key_can_only_take_the_signature_away(tmp_path, sig
     with pytest.raises(IntegrityError, match="not signed"):
         read_package(stripped, key=keys / "key.pub")
     # the seal of another package
-    other = tiny_package(tmp_path, key=keys / "key", licence="MIT")
+    other = tiny_package(tmp_path, key=keys / "key", license="MIT")
     stolen = bundle.read_member(other.path, read_bundle(other.path, Limits())[-1], 1 << 20)
     with pytest.raises(IntegrityError):
         read_package(repack(signed.path, forged, **{"seal.json": stolen}), key=keys / "key.pub")
@@ -374,3 +375,15 @@ def test_cut_extended_and_stretched(tmp_path_factory, signed, data):
         path.write_bytes(changed)
         with pytest.raises(IntegrityError):
             read_package(path)
+
+
+def test_the_jobs_in_a_package_say_how_its_engine_is_built(tmp_path):
+    """A device that checks itself builds what the host would have asked for: on the DLA, calibrated, sparse."""
+    told = {name: {"of": name} for name in PASSED_ON}
+    plain = contents(tmp_path)
+    facts = {**plain.compiled.facts, **told, "build": "build.json"}
+    jobs = payload._jobs(replace(plain, compiled=Bundle(folder=plain.compiled.folder, facts=facts)))
+    assert set(jobs) == {"measure.json", "golden.json"}
+    for job in jobs.values():
+        assert {name: job[name] for name in PASSED_ON} == told
+        assert "build" not in job

@@ -98,17 +98,17 @@ def test_weights_in_another_file_are_part_of_the_model(store, model):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "licence"),
+    ("name", "text", "told"),
     [
         ("LICENSE", "Do what you like.\n", {"text": "Do what you like.\n"}),
         ("README.md", "---\nlicense: apache-2.0\n---\n", {"name": "apache-2.0"}),
     ],
 )
-def test_a_licence_that_comes_later_is_seen(store, model, name, text, licence):
+def test_a_license_that_comes_later_is_seen(store, model, name, text, told):
     first, _ = take(model, store)
-    assert "licence" not in first.facts
+    assert "license" not in first.facts
     (model.parent / name).write_text(text)
-    assert take(model, store)[0].facts["licence"] == licence
+    assert take(model, store)[0].facts["license"] == told
     (model.parent / name).unlink()
     assert take(model, store)[0] == first
 

@@ -56,7 +56,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch):
     found = Machine()
-    monkeypatch.setattr(room, "open_target", lambda url, profile: found)
+    monkeypatch.setattr(room, "open_target", lambda url, profile, **_: found)
     return found
 
 

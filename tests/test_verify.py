@@ -134,7 +134,7 @@ def test_nothing_runs_before_hashes_and_signature_hold(tmp_path, signed, monkeyp
     generate_key(tmp_path / "other")
     damaged = tmp_path / "damaged.edgekit"
     content = bytearray(signed.path.read_bytes())
-    content[content.index(b"Licence of the model")] ^= 1
+    content[content.index(b"License of the model")] ^= 1
     damaged.write_bytes(content)
     with pytest.raises(IntegrityError):
         verify_package(damaged)

@@ -7,7 +7,6 @@ import pytest
 import kinds
 import kinds_int4
 from contract import onnx_artifact
-from edgekit.data import Dataset
 from edgekit.errors import NeedsDataError
 from edgekit.exporter import load_exporter
 from edgekit.graphs.blame import COLUMNS
@@ -20,7 +19,7 @@ from edgekit.stage import Context, Examined, Inputs
 from edgekit.stages.fp16 import Fp16
 from edgekit.stages.quantize_int4 import QuantizeInt4
 from edgekit.stages.quantize_int8 import QuantizeInt8
-from house import MemorySamples
+from house import calibration_data
 
 
 class KilledError(Exception):
@@ -28,16 +27,7 @@ class KilledError(Exception):
 
 
 def surroundings(tmp_path, model, feeds, *, listen=lambda event: None):
-    none = MemorySamples([])
-    data = Dataset(
-        id="d",
-        calibration=MemorySamples(feeds),
-        training=none,
-        evaluation=none,
-        preprocessing={},
-        labels=(),
-        findings=(),
-    )
+    data = calibration_data(feeds)
     profile = load_profile("host")
     artifact = onnx_artifact(model, tmp_path / "in")
     dialect = load_exporter("onnx").dialect(profile)

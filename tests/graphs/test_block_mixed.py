@@ -6,7 +6,6 @@ import pytest
 
 import kinds
 from contract import onnx_artifact, run_stage
-from edgekit.data import Dataset
 from edgekit.errors import NeedsDataError, UsageError
 from edgekit.exporter import load_exporter
 from edgekit.graphs.decisions import load_plan
@@ -14,7 +13,7 @@ from edgekit.plan import make_stage
 from edgekit.profile import load_profile
 from edgekit.stage import Context, Inputs
 from edgekit.stages.quantize_int4 import QuantizeInt4
-from house import MemorySamples
+from house import calibration_data
 
 
 def language(seed=0, layers=4, width=64):
@@ -40,23 +39,10 @@ def language(seed=0, layers=4, width=64):
     return kinds.build(nodes, inputs, outputs, constants), feeds
 
 
-def data_of(feeds):
-    none = MemorySamples([])
-    return Dataset(
-        id="d",
-        calibration=MemorySamples(feeds),
-        training=none,
-        evaluation=none,
-        preprocessing={},
-        labels=(),
-        findings=(),
-    )
-
-
 def quantize(tmp_path, model, feeds, **options):
     dialect = load_exporter("onnx").dialect(load_profile("host"))
     stage = QuantizeInt4(**{"method": "rtn", "accuracy_level": 1} | options)
-    data = data_of(feeds) if feeds else None
+    data = calibration_data(feeds) if feeds else None
     facts, made = run_stage(stage, model, tmp_path, data=data, dialect=dialect)
     return facts, made
 
@@ -106,7 +92,7 @@ def test_what_the_recipe_names_keeps_its_format_and_the_rest_says_why(tmp_path):
     entry = {"match": "up0", "bits": 4, "block": 64}
     stage = make_stage("quantize-int4", {"method": "rtn", "mean_bits": 9.0, "plan": [entry]}, "test")
     dialect = load_exporter("onnx").dialect(load_profile("host"))
-    run_stage(stage, model, tmp_path, data=data_of(feeds), dialect=dialect)
+    run_stage(stage, model, tmp_path, data=calibration_data(feeds), dialect=dialect)
     decisions = {d.node: d for d in load_plan(tmp_path / "out1").decisions}
     assert (decisions["up0"].bits, decisions["up0"].granularity) == (4, "block-64")
     assert decisions["down0"].bits == 8
@@ -142,7 +128,7 @@ def test_a_killed_choice_goes_on_where_it_was(tmp_path):
         artifact=artifact,
         folder=tmp_path / "in",
         profile=profile,
-        data=data_of(feeds),
+        data=calibration_data(feeds),
         dialect=load_exporter("onnx").dialect(profile),
     )
     heard = []

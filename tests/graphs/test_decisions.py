@@ -7,7 +7,6 @@ import pytest
 import kinds
 from contract import run_stage
 from edgekit.artifact import sha256_file
-from edgekit.data import Dataset
 from edgekit.errors import InputError
 from edgekit.exporter import load_exporter
 from edgekit.graphs.decisions import COLUMNS, PLAN, load_plan
@@ -16,7 +15,7 @@ from edgekit.profile import load_profile
 from edgekit.stages.fp16 import Fp16
 from edgekit.stages.quantize_int4 import QuantizeInt4
 from edgekit.stages.quantize_int8 import QuantizeInt8
-from house import MemorySamples
+from house import calibration_data
 
 PROFILES = {"onnx": "host", "tensorrt": "jetson", "qnn": "snapdragon"}
 
@@ -24,16 +23,7 @@ PROFILES = {"onnx": "host", "tensorrt": "jetson", "qnn": "snapdragon"}
 def made(tmp_path, stage, name, runtime="onnx"):
     """Run a stage on one of the kinds; the float graph, the facts, the written graph and the plan beside it."""
     model, feeds = kinds.BOUNDED[name][0]()
-    none = MemorySamples([])
-    data = Dataset(
-        id="d",
-        calibration=MemorySamples(feeds),
-        training=none,
-        evaluation=none,
-        preprocessing={},
-        labels=(),
-        findings=(),
-    )
+    data = calibration_data(feeds)
     dialect = load_exporter(runtime).dialect(load_profile(PROFILES[runtime]))
     facts, written = run_stage(stage, model, tmp_path, data=data, dialect=dialect)
     return model, facts, written, load_plan(tmp_path / "out1")

@@ -347,11 +347,11 @@ def test_an_opset_older_than_the_kernels_is_named(tmp_path):
     assert "version_converter" in caught.value.remedy
 
 
-def test_the_licence_in_the_metadata_is_a_fact(tmp_path):
+def test_the_license_in_the_metadata_is_a_fact(tmp_path):
     licensed = linear()
     helper.set_model_props(licensed, {"License": "Apache-2.0", "author": "someone"})
     facts, _ = take_in(licensed, tmp_path)
-    assert facts["licence"] == "Apache-2.0"
+    assert facts["license"] == "Apache-2.0"
 
 
 def qdq():

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-import house
 import kinds
 from contract import run_stage
-from edgekit.data import Dataset
 from edgekit.errors import NeedsDataError, UnsupportedError, UsageError
 from edgekit.exporter import load_exporter
 from edgekit.graphs.calibrate import open_graph
@@ -18,6 +16,7 @@ from edgekit.graphs.layer_times import LayerTimes, layer_times
 from edgekit.plan import make_stage
 from edgekit.profile import load_profile
 from edgekit.stages.quantize_int8 import QuantizeInt8
+from house import calibration_data
 
 CHANNELS = 16
 LARGE = {1: 80, 3: 20}
@@ -47,25 +46,12 @@ def deep_cnn(seed=0):
     return model, [{"x": feed["x"] * rng.uniform(0.3, 3)} for feed in kinds.draws(30, x=tuple(shape))]
 
 
-def data_of(feeds):
-    none = house.MemorySamples([])
-    return Dataset(
-        id="d",
-        calibration=house.MemorySamples(feeds),
-        training=none,
-        evaluation=none,
-        preprocessing={},
-        labels=(),
-        findings=(),
-    )
-
-
 def quantize(tmp_path, model, feeds, **options):
     profile = load_profile("raspberry-pi-5")
     dialect = load_exporter("onnx").dialect(load_profile("host"))
     options = {"mode": "static", "method": "minmax", "floor": -100, "aim": -100} | options
     stage = make_stage("quantize-int8", options, "test")
-    facts, made = run_stage(stage, model, tmp_path, data=data_of(feeds), dialect=dialect, profile=profile)
+    facts, made = run_stage(stage, model, tmp_path, data=calibration_data(feeds), dialect=dialect, profile=profile)
     return facts["quantization"], made, load_plan(tmp_path / "out1")
 
 
@@ -137,7 +123,13 @@ def test_a_chip_without_floats_takes_no_mixture(tmp_path):
     model, feeds = deep_cnn()
     rules = dataclasses.replace(load_exporter("qnn").dialect(load_profile("snapdragon")), whole="must")
     with pytest.raises(UnsupportedError, match="no float units"):
-        run_stage(QuantizeInt8(mixed=True, method="minmax"), model, tmp_path, data=data_of(feeds), dialect=rules)
+        run_stage(
+            QuantizeInt8(mixed=True, method="minmax"),
+            model,
+            tmp_path,
+            data=calibration_data(feeds),
+            dialect=rules,
+        )
 
 
 def test_what_cannot_be_measured_or_asked_is_said(tmp_path):

@@ -5,7 +5,6 @@ import pytest
 import kinds
 import kinds_int4
 from contract import run_stage
-from edgekit.data import Dataset
 from edgekit.errors import NeedsDataError, UsageError
 from edgekit.exporter import load_exporter
 from edgekit.graphs.decisions import load_plan
@@ -13,7 +12,7 @@ from edgekit.graphs.plan_edits import Int8Edit, apply_edits
 from edgekit.plan import make_stage
 from edgekit.profile import load_profile
 from edgekit.recipe import parse_recipe
-from house import MemorySamples
+from house import calibration_data
 
 
 def stage_of(text, use="quantize-int8"):
@@ -24,16 +23,7 @@ def stage_of(text, use="quantize-int8"):
 
 def quantized(tmp_path, stage, kind, *, runtime="onnx", data=True):
     model, feeds = kind
-    none = MemorySamples([])
-    given = Dataset(
-        id="d",
-        calibration=MemorySamples(feeds),
-        training=none,
-        evaluation=none,
-        preprocessing={},
-        labels=(),
-        findings=(),
-    )
+    given = calibration_data(feeds)
     dialect = load_exporter(runtime).dialect(load_profile({"onnx": "host", "tensorrt": "jetson"}[runtime]))
     facts, made = run_stage(stage, model, tmp_path, data=given if data else None, dialect=dialect)
     return facts, made, {d.node: d for d in load_plan(tmp_path / "out1").decisions if d.what == "weight"}

@@ -107,7 +107,7 @@ def test_source_weights_and_ties_are_kept(taken):
     }
     assert facts["labels"] == ["cat", "dog", "bird"]
     assert facts["task"] == "text-classification"
-    assert facts["licence"] == {"text": "mine"}
+    assert facts["license"] == {"text": "mine"}
     assert facts["source"]["files"] == record["files"]
     assert not list(folder.rglob("__pycache__")), "the user's folder was written to"
     text = json.dumps([facts, record])

@@ -42,7 +42,7 @@ def test_a_directory_becomes_files_and_facts(tmp_path):
     assert facts["kind"] == "torch"
     assert facts["task"] == "text-classification"
     assert facts["labels"] == ["cat", "dog", *map(str, range(2, 10)), "k"]
-    assert facts["licence"] == {"name": "apache-2.0", "text": "the terms"}
+    assert facts["license"] == {"name": "apache-2.0", "text": "the terms"}
     assert facts["preprocessing"]["tokenizer"] == {"do_lower_case": True}
     assert facts["preprocessing"]["tokenizer_file"] == "hf/tokenizer.json"
     assert facts["preprocessing"]["preprocessor"]["image_mean"] == [0.5]

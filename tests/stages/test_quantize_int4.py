@@ -9,7 +9,6 @@ from onnx import TensorProto, helper, numpy_helper
 import house
 import kinds_int4
 from contract import run_stage
-from edgekit.data import Dataset
 from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.exporter import load_exporter
 from edgekit.plan import Given, make_plan
@@ -25,25 +24,12 @@ def dialect(runtime="onnx", **graph):
     return load_exporter(runtime).dialect(profile)
 
 
-def data_of(feeds):
-    empty = house.MemorySamples([])
-    return Dataset(
-        id="d",
-        calibration=house.MemorySamples(feeds),
-        training=empty,
-        evaluation=empty,
-        preprocessing={},
-        labels=(),
-        findings=(),
-    )
-
-
 def quantize(tmp_path, model, feeds, *, runtime="onnx", graph=None, **options):
     return run_stage(
         QuantizeInt4(**options),
         model,
         tmp_path,
-        data=data_of(feeds) if feeds else None,
+        data=house.calibration_data(feeds) if feeds else None,
         dialect=dialect(runtime, **(graph or {})),
     )
 

@@ -213,9 +213,9 @@ def summary(n=320):
 
 def measured(target, bundle):
     """Measure for real, then put in the latency summary of a calm machine: this one may be busy."""
-    start = target._start
+    start, place = target._place.start, target._place
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(target, "_start", lambda *args, **kwargs: {**start(*args, **kwargs), "latency": summary()})
+        patch.setattr(place, "start", lambda *args, **kwargs: {**start(*args, **kwargs), "latency": summary()})
         return target.measure(bundle, feeds(1)[0], runs=100, threads=1)
 
 
@@ -383,7 +383,7 @@ def test_jobs_are_what_the_runner_documents(local, bundle, monkeypatch):
         return push(source, name)
 
     monkeypatch.setattr(local._transport, "push", keep)
-    monkeypatch.setattr(local, "_jobs", 0)
+    monkeypatch.setattr(local._place, "_jobs", 0)
     facts = {**FACTS, "shapes": {"x": [[1, 64], [1, 64], [2, 64]]}}
     list(local.run(Bundle(folder=bundle.folder, facts=facts), feeds(1)))
     (job,) = jobs

@@ -10,7 +10,7 @@ import onnx_models
 from edgekit.errors import TargetError
 from edgekit.profile import load_profile
 from edgekit.target import Bundle
-from edgekit.targets import chunks, composite, open_target
+from edgekit.targets import chunks, open_target, workplace
 from house import profile
 from sshd import Proxy
 
@@ -41,7 +41,7 @@ def proxied(sshd, tmp_path, monkeypatch):
     monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(composite, "PAUSES", (0.1, 0.1, 0.1))
+    monkeypatch.setattr(workplace, "PAUSES", (0.1, 0.1, 0.1))
     proxy = Proxy(int(url.rpartition(":")[2]))
     with open_target(f"ssh://127.0.0.1:{proxy.port}", HOST) as target:
         yield target, proxy

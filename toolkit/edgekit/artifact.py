@@ -57,7 +57,7 @@ class Artifact(msgspec.Struct, frozen=True, kw_only=True):
         kind: `onnx`, `torch`, `source`, `engine`, ...
         files: file name (relative, forward slashes) -> sha256 of its bytes, in hex.
         facts: what is known about it, as JSON values. Common keys: `graphs` (file name -> {"inputs", "outputs"},
-            lists of TensorSpec as dicts), `task`, `labels`, `preprocessing`, `licence`, `coverage`, `findings`.
+            lists of TensorSpec as dicts), `task`, `labels`, `preprocessing`, `license`, `coverage`, `findings`.
         lineage: the steps that made it, first to last.
     """
 

@@ -14,10 +14,11 @@ from edgekit import events
 from edgekit.artifact import Artifact
 from edgekit.atomic import replacing
 from edgekit.budget import Budget, Verdict, dominated, judge, merge, parse_budget, parse_seconds
-from edgekit.errors import UnsupportedError
-from edgekit.exporter import Exporter, load_exporter
+from edgekit.exporter import Exporter, load_exporter, refuse
 from edgekit.gate import Gate, Trial, findings_of
 from edgekit.metrics import find_metric
+from edgekit.networks.launched import together
+from edgekit.original import Original
 from edgekit.pipeline import Pipeline, StageRun
 from edgekit.plan import Given, Plan, make_plan
 from edgekit.profile import Profile, load_profile
@@ -32,6 +33,7 @@ from edgekit.target import is_simulator
 from edgekit.targets import default_target, open_target
 
 
+@together(Result)
 def build(  # noqa: PLR0913 - one keyword per option of the command line
     model: str,
     *,
@@ -62,6 +64,9 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     listen: events.Listener = events.ignore,
 ) -> Result:
     """Turn a model into a validated package for a device.
+
+    Started several times over by torchrun or `accelerate launch`, the first process builds and the others help it to
+    train; all return the same.
 
     Args:
         model: a `.onnx` or `.pt2` file, a Hugging Face directory, `python:module:factory`, or a package.
@@ -111,7 +116,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         plan = make_plan(chosen, device, exporter, given)
         if dry_run:
             return _planned(plan)
-        machine = open_target(place, device) if place else None
+        machine = open_target(place, device, keep=shelf.root / "scratch", listen=listen) if place else None
         if machine is not None:
             machine.reach()  # an hour of work is not lost to a machine that is off
 
@@ -139,17 +144,22 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
             seed=seed,
             listen=listen,
         )
-        gate = Gate(
+        original = Original(
             store=shelf,
-            profile=device,
-            exporter=exporter,
-            reference=reference,
+            artifact=reference,
             data=samples,
             metric=metric,
+            threads=threads,
+            seed=seed,
+            listen=listen,
+        )
+        gate = Gate(
+            original=original,
+            profile=device,
+            exporter=exporter,
             budget=budgets,
             threads=threads,
             sustained=parse_seconds(sustained, "sustained") if sustained else 0,
-            seed=seed,
             listen=listen,
             simulator=machine if is_simulator(machine) else None,
             allow_fallback=allow_fallback,
@@ -159,7 +169,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
 
         told = (*pipeline.findings, *(samples.findings if samples else ()), *findings_of(candidate))
         findings = [*told, *exporter.lint(candidate, shelf.folder(candidate.id), device)]
-        _refuse(findings, device, allow_fallback=allow_fallback)
+        refuse(findings, device, allow_fallback=allow_fallback)
         compiled = pipeline.compile(exporter, candidate)
         bundle = bundle_of(compiled, shelf)
 
@@ -172,14 +182,14 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         shipment = Shipment(
             artifact=candidate.id,
             bundle=compiled.id,
-            extras=pack_extras(shelf, bundle, samples, golden_feeds(gate.golden_samples, gate.seeded_feeds)).id,
-            reference=gate.reference_id,
+            extras=pack_extras(shelf, bundle, samples, golden_feeds(original.golden_samples, original.seeded_feeds)).id,
+            reference=original.outputs_id,
             name=f"{_stem(model)}-{device.name}",
             profile=device,
             preprocessing=samples.preprocessing if samples else {},
             labels=samples.labels if samples else tuple(reference.facts.get("labels", ())),
             verdict=verdict if why_not is None else Verdict(status="fail", checks=verdict.checks),
-            details=_details(trial, pipeline.runs, gate, calibration=calibration, seed=seed),
+            details=_details(trial, pipeline.runs, original, budgets, calibration=calibration),
         )
         remember(shipment, shelf)
         packed = ship(shipment, shelf, Path(out), key=Path(sign) if sign else None) if package and not why_not else None
@@ -244,23 +254,7 @@ def _refuse_early(reference: Artifact, folder: Path, exporter: Exporter, profile
     if unfit_inputs(reference, profile) or (isinstance(opset, int) and opset > profile.graph.max_opset):
         hopeless = ("-dynamic-shape", "-opset")
         found = [f for f in exporter.lint(reference, folder, profile) if f.rule.endswith(hopeless)]
-        _refuse(found, profile, allow_fallback=False)
-
-
-def _refuse(findings: Sequence[events.Finding], profile: Profile, *, allow_fallback: bool) -> None:
-    """Raise when the runtime would refuse the graph; nodes off the accelerator are such an error unless allowed."""
-    errors = [finding for finding in findings if finding.severity == "error"]
-    if allow_fallback:
-        errors = [finding for finding in errors if "fallback" not in finding.rule]
-    if not errors:
-        return
-    first, more = errors[0], f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    names = ", ".join(dict.fromkeys(finding.node for finding in errors if finding.node))
-    raise UnsupportedError(
-        f"{profile.name} does not take this graph: {first.text}{more}; nodes: {names}",
-        where=f"{first.node or 'model'} [{first.rule}]",
-        remedy=first.remedy,
-    )
+        refuse(found, profile, allow_fallback=False)
 
 
 def _why_not(verdict: Verdict, trial: Trial, *, strict: bool, allow_dominated: bool) -> ErrorReport | None:
@@ -281,13 +275,14 @@ def _why_not(verdict: Verdict, trial: Trial, *, strict: bool, allow_dominated: b
 
 
 def _details(
-    trial: Trial, runs: Sequence[StageRun], gate: Gate, *, calibration: int | None, seed: int
+    trial: Trial, runs: Sequence[StageRun], original: Original, budget: Budget, *, calibration: int | None
 ) -> dict[str, Any]:
+    data = original.data.id if original.data else None
     return {
         "target": trial.fingerprint,
-        "metric": gate.judged_by.name,
-        "budget": msgspec.to_builtins(gate.budget),
-        "data": {"id": gate.data.id if gate.data else None, "calibration": calibration, "seed": seed},
+        "metric": original.judged_by.name,
+        "budget": msgspec.to_builtins(budget),
+        "data": {"id": data, "calibration": calibration, "seed": original.seed},
         "stages": [{"name": run.name, "seconds": run.seconds, "cached": run.cached} for run in runs],
     }
 

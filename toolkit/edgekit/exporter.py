@@ -114,3 +114,22 @@ def load_exporter(name: str) -> Exporter:
     if exporter.name != name:
         raise EdgekitError(f"the exporter in {module_name} calls itself '{exporter.name}'")
     return exporter
+
+
+def refuse(findings: Sequence[Finding], profile: Profile, *, allow_fallback: bool) -> None:
+    """Raise UnsupportedError when the runtime would refuse a graph of which `findings` were told.
+
+    Nodes off the accelerator are such an error unless they are allowed.
+    """
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if allow_fallback:
+        errors = [finding for finding in errors if "fallback" not in finding.rule]
+    if not errors:
+        return
+    first, more = errors[0], f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    names = ", ".join(dict.fromkeys(finding.node for finding in errors if finding.node))
+    raise UnsupportedError(
+        f"{profile.name} does not take this graph: {first.text}{more}; nodes: {names}",
+        where=f"{first.node or 'model'} [{first.rule}]",
+        remedy=first.remedy,
+    )

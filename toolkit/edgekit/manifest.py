@@ -23,7 +23,7 @@ MANIFEST, VERDICT, SEAL = "manifest.json", "verdict.json", "seal.json"
 STATEMENT = "application/vnd.edgekit.seal+json"
 """The type under which seals are signed."""
 
-Role = Literal["model", "preprocessing", "golden", "reference", "licence", "runner", "job", "readme"]
+Role = Literal["model", "preprocessing", "golden", "reference", "license", "runner", "job", "readme"]
 T = TypeVar("T")
 
 
@@ -122,7 +122,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         lineage: the steps that made the artifact.
         variants: the compiled forms; at least one.
         reference: the float model's outputs; None without evaluation data.
-        licence: the model's licence, `unknown` when nobody told it.
+        license: the model's license, `unknown` when nobody told it.
         files: all files of the payload but this one, sorted by name.
     """
 
@@ -139,7 +139,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     lineage: tuple[Step, ...]
     variants: tuple[Variant, ...]
     reference: Reference | None
-    licence: str
+    license: str
     files: tuple[PackedFile, ...]
 
 

@@ -128,7 +128,7 @@ class Extracted:
             "task": manifest.task,
             "labels": list(manifest.labels),
             "preprocessing": manifest.preprocessing,
-            "licence": manifest.licence,
+            "license": manifest.license,
         }
         return {name: value for name, value in told.items() if value not in ("", [], {}, "unknown")}
 

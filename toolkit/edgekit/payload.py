@@ -16,7 +16,7 @@ from edgekit.artifact import Artifact
 from edgekit.bundle import Member, member
 from edgekit.data import Feed
 from edgekit.errors import EdgekitError
-from edgekit.jobs import SCHEMA, encode_feeds, runner_files
+from edgekit.jobs import PASSED_ON, SCHEMA, encode_feeds, runner_files
 from edgekit.manifest import (
     FORMAT,
     Golden,
@@ -72,8 +72,8 @@ class Contents:
         golden: what the device must reproduce; None without data.
         reference: file with the float model's outputs, labels and sample ids on the evaluation split.
         reference_inputs: file with the inputs that belong to it.
-        licence: the model's licence as an SPDX expression, or `unknown`.
-        licence_file: its text.
+        license: the model's license as an SPDX expression, or `unknown`.
+        license_file: its text.
     """
 
     name: str
@@ -87,8 +87,8 @@ class Contents:
     golden: GoldenSamples | None = None
     reference: Path | None = None
     reference_inputs: Path | None = None
-    licence: str = "unknown"
-    licence_file: Path | None = None
+    license: str = "unknown"
+    license_file: Path | None = None
 
 
 def pack_contents(contents: Contents) -> tuple[Manifest, list[Member]]:
@@ -119,7 +119,7 @@ def pack_contents(contents: Contents) -> tuple[Manifest, list[Member]]:
         lineage=contents.artifact.lineage,
         variants=(_variant(contents),),
         reference=_reference(contents),
-        licence=contents.licence,
+        license=contents.license,
         files=tuple(
             PackedFile(name=packed.name, role=roles[packed.name], sha256=packed.sha256, size=packed.size)
             for packed in members
@@ -144,8 +144,8 @@ def _files(contents: Contents) -> Iterator[tuple[Role, str, Path | bytes]]:
         yield "reference", REFERENCE_OUTPUTS, contents.reference
         if contents.reference_inputs:
             yield "reference", REFERENCE_INPUTS, contents.reference_inputs
-    if contents.licence_file:
-        yield "licence", "LICENSE", contents.licence_file
+    if contents.license_file:
+        yield "license", "LICENSE", contents.license_file
     yield "readme", "README.txt", readme(contents).encode()
 
 
@@ -214,7 +214,7 @@ def _jobs(contents: Contents) -> dict[str, dict[str, Any]]:
         "threads": 1,
         "inputs": [GOLDEN_INPUTS],
     }
-    job |= {key: variant.facts[key] for key in ("shapes", "context") if key in variant.facts}
+    job |= {key: variant.facts[key] for key in PASSED_ON if key in variant.facts}
     jobs = {"measure.json": {**job, "runs": 300, "result": "measure-result.json"}}
     if variant.golden and variant.golden.outputs:
         expected = {
@@ -248,7 +248,7 @@ def readme(contents: Contents) -> str:
         precision=variant.precision,
         tensors=tensors,
         commands=f"{commands}\n\n{told}" if commands else "\nNo samples were given to try it with.",
-        licence=contents.licence,
+        license=contents.license,
     )
 
 
@@ -272,5 +272,5 @@ On any machine with edgekit:
     edgekit run {name}.edgekit INPUT                    # an image, a text or a .npz: labelled output
     edgekit validate {name}.edgekit --target ssh://...  # accuracy and latency on the device itself
 
-Licence of the model: {licence}
+License of the model: {license}
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -162,13 +161,14 @@ class Pipeline:
             tried = kept
             for stage in rounds.body:
                 tried = self.run_stage(stage, tried)
+                if tried.files == kept.files and _found(tried, "prune-nothing"):
+                    break  # training on would be no round of pruning
             if tried.files == kept.files:
                 self._told("repeat", {"round": number, "kept": True, "why": "nothing changed: the rounds end"})
                 return tried
             tried_score = score(tried)
-            keeps = tried_score.within if tried_score.keeps is None else tried_score.keeps
-            good = keeps and not _worse(tried_score, kept_score)
-            self._told("repeat", {"round": number, "kept": good, **_as_facts(tried_score)})
+            good = tried_score.good_after(kept_score)
+            self._told("repeat", {"round": number, "kept": good, **tried_score.facts()})
             if not good:
                 break
             kept, kept_score = tried, tried_score
@@ -194,8 +194,8 @@ class Pipeline:
                 remedy="Choose a recipe that fits the model and the profile.",
             )
         name, best, found = min(tried, key=lambda row: row[2].key())
-        scores = {row[0]: _as_facts(row[2]) for row in tried}
-        why = _why(found, [row[2] for row in tried if row[0] != name])
+        scores = {row[0]: row[2].facts() for row in tried}
+        why = found.why_before([row[2] for row in tried if row[0] != name])
         self._told("choose", {"chosen": name, "why": why, "scores": scores, "refused": refused})
         return best
 
@@ -317,27 +317,9 @@ def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _worse(new: Score, old: Score) -> bool:
-    """Say whether a round lost latency: a round that makes the model slower is undone."""
-    return new.latency_ms is not None and old.latency_ms is not None and new.latency_ms > old.latency_ms
-
-
-def _why(chosen: Score, others: list[Score]) -> str:
-    """Say what speaks for the chosen alternative, in the order in which they are ranked."""
-    if not others:
-        return "the only one that could be built"
-    if not chosen.within:
-        return "none keeps the budgets on the calibration data; it is the fastest"
-    within = [other for other in others if other.within]
-    if not within:
-        return "the only one that keeps the budgets on the calibration data"
-    if chosen.latency_ms is not None and all(chosen.latency_ms < (other.latency_ms or math.inf) for other in within):
-        return "the fastest that keeps the budgets on the calibration data"
-    return "as fast as others that keep the budgets on the calibration data, and smaller or more accurate"
-
-
-def _as_facts(score: Score) -> dict[str, Any]:
-    return {"within": score.within, "latency_ms": score.latency_ms, "size": score.size, "drop": score.drop}
+def _found(artifact: Artifact, rule: str) -> bool:
+    """Say whether the last stage of an artifact told a finding of a rule."""
+    return any(finding["rule"] == rule for finding in artifact.lineage[-1].facts.get("findings", ()))
 
 
 def _versions(distributions: tuple[str, ...]) -> dict[str, str]:

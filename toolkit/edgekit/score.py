@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,4 +29,31 @@ class Score:
 
     def key(self) -> tuple[bool, float, int, float]:
         """Order: within the budget first, then faster, then smaller, then more accurate."""
-        return (not self.within, self.latency_ms or float("inf"), self.size, self.drop or 0.0)
+        return (not self.within, self.latency_ms or inf, self.size, self.drop or 0.0)
+
+    def is_slower_than(self, other: Score) -> bool:
+        """Say whether latency was lost, as far as it is known of both."""
+        return self.latency_ms is not None and other.latency_ms is not None and self.latency_ms > other.latency_ms
+
+    def good_after(self, other: Score) -> bool:
+        """Say whether a round that went from `other` to this one stands: accuracy is kept and nothing got slower."""
+        return (self.within if self.keeps is None else self.keeps) and not self.is_slower_than(other)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a report tells."""
+        return {"within": self.within, "latency_ms": self.latency_ms, "size": self.size, "drop": self.drop}
+
+    def why_before(self, others: Sequence[Score]) -> str:
+        """Say what speaks for this one, the smallest, in the order in which they are ranked."""
+        if not others:
+            return "the only one that could be built"
+        if not self.within:
+            return "none keeps the budgets on the calibration data; it is the fastest"
+        within = [other for other in others if other.within]
+        if not within:
+            return "the only one that keeps the budgets on the calibration data"
+        if self.latency_ms is None:
+            return "no latency is known: the smallest that keeps the budgets on the calibration data"
+        if all(self.latency_ms < (other.latency_ms or inf) for other in within):
+            return "the fastest that keeps the budgets on the calibration data"
+        return "as fast as others that keep the budgets on the calibration data, and smaller or more accurate"

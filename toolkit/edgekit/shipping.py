@@ -132,10 +132,10 @@ def ship(shipment: Shipment, store: Store, out: Path, *, key: Path | None = None
         raise BudgetMissedError(f"missed its budget: {missed}", where=shipment.name, remedy="It does not ship.")
     artifact, bundle, extras = (_load(store, i) for i in (shipment.artifact, shipment.bundle, shipment.extras))
     folder = store.folder(extras.id)
-    licence = _licence(artifact)
+    terms = _license(artifact)
     with tempfile.TemporaryDirectory() as scratch:
         text = Path(scratch) / "LICENSE"
-        text.write_text(licence.get("text", ""), encoding="utf-8")
+        text.write_text(terms.get("text", ""), encoding="utf-8")
         contents = Contents(
             name=shipment.name,
             artifact=artifact,
@@ -147,8 +147,8 @@ def ship(shipment: Shipment, store: Store, out: Path, *, key: Path | None = None
             labels=shipment.labels,
             golden=_golden(folder, extras),
             reference=_reference(shipment, store),
-            licence=licence.get("name", "unknown"),
-            licence_file=text if "text" in licence else None,
+            license=terms.get("name", "unknown"),
+            license_file=text if "text" in terms else None,
         )
         _make_folder(out)
         return write_package(
@@ -160,9 +160,9 @@ def ship(shipment: Shipment, store: Store, out: Path, *, key: Path | None = None
         )
 
 
-def _licence(artifact: Artifact) -> dict[str, str]:
-    """Return `name` and `text` of the model's licence as far as they are known."""
-    found = artifact.facts.get("licence") or {}
+def _license(artifact: Artifact) -> dict[str, str]:
+    """Return `name` and `text` of the model's license as far as they are known."""
+    found = artifact.facts.get("license") or {}
     return {"name": found} if isinstance(found, str) else found
 
 

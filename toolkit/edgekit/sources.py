@@ -19,7 +19,7 @@ REVISION = 2
 """Raise it when the same files give another Artifact#0."""
 
 _LICENCES = ("LICENSE*", "LICENCE*", "README.md")
-"""Files beside a model that say under which licence it is."""
+"""Files beside a model that say under which license it is."""
 
 HF_FOLDER = "hf"
 """Folder of an artifact that holds the files of a Hugging Face directory, its processor and tokenizer among them."""
@@ -133,7 +133,7 @@ def _read(model: str, out: Path, weights: Path | None, listen: events.Listener) 
     if model.endswith((".edgekit", ".onnx")):
         if not path.exists():
             raise InputError("no such file", where=model, remedy="Check the path of the model.")
-        return _read_package(path, out) if model.endswith(".edgekit") else _with_licence(path, _read_onnx(path, out))
+        return _read_package(path, out) if model.endswith(".edgekit") else _with_license(path, _read_onnx(path, out))
     from edgekit.networks.intake import intake_torch
 
     return {"kind": "torch", **intake_torch(model, out, weights=weights, listen=listen)}
@@ -145,13 +145,13 @@ def _read_onnx(path: Path, out: Path) -> dict[str, Any]:
     return read_onnx(path, out)
 
 
-def _with_licence(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    """Add the licence that lies beside the file; what the model's own metadata says of its name counts more."""
-    from edgekit.networks.huggingface import licence_of
+def _with_license(path: Path, facts: dict[str, Any]) -> dict[str, Any]:
+    """Add the license that lies beside the file; what the model's own metadata says of its name counts more."""
+    from edgekit.networks.huggingface import license_of
 
-    told = facts.get("licence")
-    licence = licence_of(path.resolve().parent) | ({"name": told} if isinstance(told, str) else {})
-    return {**facts, "licence": licence} if licence else facts
+    told = facts.get("license")
+    known = license_of(path.resolve().parent) | ({"name": told} if isinstance(told, str) else {})
+    return {**facts, "license": known} if known else facts
 
 
 def _read_package(path: Path, out: Path) -> dict[str, Any]:

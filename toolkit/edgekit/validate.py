@@ -17,9 +17,10 @@ from edgekit.evaluate import evaluate, figures, load_outputs
 from edgekit.evaluate.rows import leading_axis, rows_of, together
 from edgekit.events import Finding
 from edgekit.exporter import load_exporter
-from edgekit.gate import RUNS, Gate, feeds_of, model_size
+from edgekit.gate import RUNS, Gate, model_size
 from edgekit.jobs import read_feeds
 from edgekit.metrics import Metric, find_metric
+from edgekit.original import Original, feeds_of
 from edgekit.package import Extracted, extract_package
 from edgekit.payload import PREPROCESSING
 from edgekit.pipeline import Pipeline
@@ -27,7 +28,7 @@ from edgekit.profile import Profile, load_profile
 from edgekit.result import ErrorReport, Result, exit_of
 from edgekit.shipping import bundle_of
 from edgekit.sources import ingest, read_data
-from edgekit.store import Store
+from edgekit.store import Store, default_root
 from edgekit.target import Feed, Target
 from edgekit.targets import open_target
 from edgekit.targets.engines import engine_error, is_engine
@@ -96,14 +97,14 @@ def validate(  # noqa: PLR0913 - one keyword per option of the command line
         options: dict[str, Any] = {"calibration": calibration, "threads": threads, "seed": seed, "strict": strict}
         options |= {"sustained": seconds, "listen": listen}
         device = load_profile(profile or "host")
-        with Store(store) as shelf, open_target(target, device) as machine:
+        with Store(store) as shelf, open_target(target, device, keep=shelf.root / "scratch", listen=listen) as machine:
             return _model(model, machine, shelf, device, asked, (data, metric, reference, label_map), options)
     if profile or reference:
         raise UsageError("a package knows its profile and its original", remedy="Leave --profile and --reference out.")
     with tempfile.TemporaryDirectory() as scratch:
         extracted = extract_package(Path(model), Path(scratch) / "package")
         device = _told(extracted, extracted.package.manifest.profile.values, Profile)
-        with open_target(target, device) as machine:
+        with open_target(target, device, keep=(store or default_root()) / "scratch", listen=listen) as machine:
             load = {"threads": threads, **({"sustained": seconds} if seconds else {})}
             return _package(extracted, machine, asked, (data, metric), load, strict=strict, listen=listen)
 
@@ -128,7 +129,7 @@ def _package(
     feed = _one_feed(extracted, samples)
     runs = 3 * RUNS if "p99" in budgets.latency_ms else RUNS
     found = list(machine.measure(bundle, feed, runs=runs, **load))
-    findings = [*(samples.findings if samples else ()), *machine.findings, *_check_golden(extracted, machine)]
+    findings = [*(samples.findings if samples else ()), *_check_golden(extracted, machine)]
     on = found[0].on
     if samples is None or extracted.reference is None:
         note = "accuracy was not looked at: give the data that the package was built with, --data"
@@ -146,6 +147,7 @@ def _package(
         found += figures(comparison, on=on, provenance=machine.provenance)
         findings += comparison.findings
     found.append(model_size(bundle.folder, bundle.facts.get("loads")))
+    findings += machine.findings  # the last ones came while it ran
     return _judged(budgets, found, findings, package.manifest.artifact.id, strict=strict)
 
 
@@ -257,15 +259,13 @@ def _model(
     budgets = merge(parse_budget(device.budget), asked)
     sustained = options.pop("sustained")
     gate = Gate(
-        store=store,
+        original=Original(store=store, artifact=original, data=samples, metric=metric, **options),
         profile=device,
         exporter=exporter,
-        reference=original,
-        data=samples,
-        metric=metric,
         budget=budgets,
+        threads=options["threads"],
         sustained=sustained,
-        **options,
+        listen=options["listen"],
     )
     pipeline = Pipeline(store=store, profile=device, dialect=exporter.dialect(device), data=samples, **options)
     trial = gate.trial(bundle_of(pipeline.compile(exporter, candidate), store), machine, candidate)

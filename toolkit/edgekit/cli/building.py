@@ -46,11 +46,15 @@ def build(model: str, as_json: bool, quiet: bool, no_package: bool, **flags: Any
     """
     from edgekit.build import build as run_build
     from edgekit.cli.printing import Teller, print_result
+    from edgekit.networks.launched import place
 
+    follows = place().follows
     options = settle(model, flags)
     budget = split_budget(options)
-    with Teller(quiet=quiet or as_json) as teller:
+    with Teller(quiet=quiet or as_json or follows) as teller:
         result = run_build(model, budget=budget, package=not no_package, listen=teller.listen, **options)
+    if follows:
+        return result.exit  # the first process says the rest
     print_result(result, as_json=as_json, quiet=quiet, told=teller.told)
     return result.exit
 

@@ -1,6 +1,7 @@
 """What the machine is: the probe. Every field is optional, nothing raises. Standard library, Python 3.8."""
 
 import glob
+import hashlib
 import json
 import os
 import platform
@@ -9,6 +10,11 @@ import shutil
 import subprocess
 import sys
 from typing import Any, Callable, Dict, List, Optional, Sequence
+
+if __package__:  # imported by a test or read by a type checker
+    from . import android
+else:
+    import android  # type: ignore[import-not-found,no-redef]
 
 Tool = Callable[[Sequence[str]], Optional[str]]
 
@@ -50,14 +56,15 @@ def probe(root: str = "/", tool: Optional[Tool] = None) -> Dict[str, Any]:
         tool: runs an argv list and returns its standard output, or None when it cannot.
 
     Returns:
-        `machine`, `emulator` (what pretends to be it), `system`, `release`, `os`, `python`,
-        `cpu` {model, features, cores}, `memory_bytes`, `modules` (ids by which a profile recognizes a board), `board`,
-        `runtimes` {numpy, onnxruntime, tensorrt, trtexec}, `gpu`, `jetson` {l4t, packages, power_mode, cuda} and
-        `state` (see `state`). What is unknown is left out.
+        `machine`, `identity` (of this one machine), `emulator` (what pretends to be it), `system`, `release`, `os`,
+        `python`, `cpu` {model, features, cores}, `memory_bytes`, `modules` (ids by which a profile recognizes a board),
+        `board`, `runtimes` {numpy, onnxruntime, tensorrt, trtexec}, `gpu`, `jetson` {l4t, packages, power_mode, cuda}
+        and `state` (see `state`). What is unknown is left out.
     """
     ask = tool or run_tool
     fields = {
         "machine": platform.machine,
+        "identity": lambda: identity(root),
         "emulator": lambda: emulator(root),
         "system": platform.system,
         "release": platform.release,
@@ -82,6 +89,13 @@ def probe(root: str = "/", tool: Optional[Tool] = None) -> Dict[str, Any]:
         if value not in (None, "", {}, []):
             found[name] = value
     return found
+
+
+def identity(root: str = "/") -> str:
+    """Return what tells this machine from all others of its kind: a digest of its ids; empty when it has none."""
+    places = ("etc/machine-id", "proc/device-tree/serial-number", "sys/class/dmi/id/product_uuid")
+    told = [read(root, place).strip("\0 \n") for place in places]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16] if any(told) else ""
 
 
 def emulator(root: str = "/", arch: Optional[str] = None) -> str:
@@ -216,8 +230,11 @@ def jetson(root: str, ask: Tool) -> Dict[str, Any]:
 
 
 def state(root: str = "/") -> Dict[str, Any]:
-    """Return what changes while a machine works: temperatures (degrees Celsius), clocks (MHz), governor."""
-    found = {}  # type: Dict[str, Any]
+    """Return what changes while a machine works: temperatures (degrees Celsius), clocks (MHz), governor.
+
+    On Android also battery, thermal state and clocks that are held down (`android.state`).
+    """
+    found = android.state(run_tool, root) if root == "/" else {}  # type: Dict[str, Any]
     temperatures = {}
     for zone in sorted(glob.glob(os.path.join(root, "sys/class/thermal/thermal_zone*"))):
         text = read(zone, "temp").strip()

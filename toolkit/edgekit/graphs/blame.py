@@ -9,6 +9,7 @@ import msgspec
 
 from edgekit.graphs.calibrate import Reference
 from edgekit.graphs.sensitivity import Checkpoint, Loss, measure
+from edgekit.numerics.output_distance import EXACT_DB
 
 MOST_JUDGED = 16
 """Calibration samples that blame is measured on."""
@@ -94,9 +95,9 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
                 effect.node,
                 effect.op,
                 effect.mode,
-                f"{effect.alone:.1f}",
+                _decibels(effect.alone),
                 f"{effect.share:.1%}",
-                "" if effect.rest is None else f"{effect.rest:.1f}",
+                "" if effect.rest is None else _decibels(effect.rest),
                 "; ".join(effect.faults),
             )
             for effect in self.effects
@@ -107,6 +108,10 @@ class Blame(msgspec.Struct, frozen=True, kw_only=True):
         """Return the entries of a recipe that leave the smallest set float; empty when there is none."""
         names = [effect.node for effect in self.effects[: self.smallest or 0]]
         return "".join(f'[[stage.plan]]\nmatch = {_quoted(name)}\nmode = "float"\n' for name in names)
+
+
+def _decibels(value: float) -> str:
+    return "exact" if value >= EXACT_DB else f"{value:.1f}"
 
 
 def blame(  # noqa: PLR0913 - what is measured, on what, and what surrounds it

@@ -225,7 +225,7 @@ def facts_of(path: Path) -> tuple[dict[str, Any], list[Finding]]:
     }
     for entry in model.metadata_props:
         if entry.key.lower() in {"license", "licence", "license_name", "licenses", "spdx"} and entry.value.strip():
-            facts["licence"] = entry.value.strip()[:200]
+            facts["license"] = entry.value.strip()[:200]
     if not how:
         return facts, []
     return facts, [

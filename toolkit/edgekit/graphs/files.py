@@ -32,7 +32,7 @@ def read_onnx(path: Path, out: Path, *, limits: Limits = DEFAULT_LIMITS) -> dict
 
     Returns:
         Facts of the artifact: `graphs`, `opset`, `ir`, `producer`, `domains`, `quantized`, `findings`, `external`
-        (names of the files beside the source that its weights lie in); `licence` when the model's metadata has one;
+        (names of the files beside the source that its weights lie in); `license` when the model's metadata has one;
         `renamed_nodes` (new name -> old) when node names were not unique.
 
     Raises:

@@ -16,7 +16,7 @@ from edgekit.exporter import Placer, load_exporter
 from edgekit.inspect.placement import sums
 from edgekit.profile import Profile
 
-_KNOWN = ("opset", "ir", "producer", "domains", "quantized", "licence", "task", "labels")
+_KNOWN = ("opset", "ir", "producer", "domains", "quantized", "license", "task", "labels")
 
 
 def inspect_model(

@@ -81,4 +81,7 @@ def _cost_tables(cost: dict[str, Any]) -> Iterator[Table]:
 
 
 def _brief(value: Any) -> str:
+    """Return a value as one line: of a license its name, else the first line of its text."""
+    if isinstance(value, dict) and "text" in value:
+        return str(value.get("name") or next((line.strip() for line in value["text"].splitlines() if line.strip()), ""))
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

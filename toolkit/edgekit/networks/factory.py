@@ -19,7 +19,7 @@ from edgekit.artifact import sha256_file
 from edgekit.errors import InputError, did_you_mean
 from edgekit.networks.changes import apply_changes
 from edgekit.networks.child import Tell
-from edgekit.networks.huggingface import licence_of
+from edgekit.networks.huggingface import license_of
 from edgekit.networks.record import WEIGHTS, changes_of, write_record
 from edgekit.networks.sources import SOURCE, collect, copy_sources, local_roots, opened_files
 from edgekit.networks.weights import load_state, save_state
@@ -61,7 +61,7 @@ def create(arguments: dict[str, Any], _tell: Tell) -> dict[str, Any]:
         "task": _text(getattr(built, "task", "")),
         "labels": _names(getattr(built, "labels", []), where),
         "preprocessing": {},
-        "licence": licence_of(roots[0]) if roots else {},
+        "license": license_of(roots[0]) if roots else {},
         "source": {key: record[key] for key in ("from", "module", "factory", "class", "files")},
         "findings": [],
     }

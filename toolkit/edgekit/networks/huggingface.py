@@ -96,7 +96,7 @@ def intake_directory(source: Path, out: Path, listen: events.Listener = events.i
         "task": task_of(architecture, config),
         "labels": labels_of(config),
         "preprocessing": preprocessing_of(source),
-        "licence": licence_of(source),
+        "license": license_of(source),
         "source": {"from": "huggingface", "architecture": architecture, "model_type": config["model_type"]},
         "findings": [msgspec.to_builtins(finding) for finding in findings],
     }
@@ -284,8 +284,8 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def licence_of(source: Path) -> dict[str, str]:
-    """Return the licence's `name` (from the model card) and `text` (the file that lies there), where known."""
+def license_of(source: Path) -> dict[str, str]:
+    """Return the license's `name` (from the model card) and `text` (the file that lies there), where known."""
     found: dict[str, str] = {}
     card = source / "README.md"
     if card.is_file():

@@ -35,7 +35,7 @@ def intake_torch(
         listen: is told of progress and findings.
 
     Returns:
-        Facts: `kind` ("torch"), `task`, `labels`, `preprocessing`, `licence` (`name` and `text` where known),
+        Facts: `kind` ("torch"), `task`, `labels`, `preprocessing`, `license` (`name` and `text` where known),
         `source`, `findings`.
 
     Raises:

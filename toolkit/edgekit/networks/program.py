@@ -14,7 +14,7 @@ from edgekit.artifact import sha256_file
 from edgekit.errors import InputError, UnsupportedError
 from edgekit.networks.archive import rewrite
 from edgekit.networks.child import Tell, run_in_child
-from edgekit.networks.huggingface import licence_of
+from edgekit.networks.huggingface import license_of
 from edgekit.networks.record import EXAMPLES, PROGRAM, write_record
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def intake_program(path: Path, out: Path, listen: events.Listener = events.ignor
         facts: dict[str, Any] = run_in_child(
             "edgekit.networks.program:inspect_program", arguments, listen=listen, environment=ENVIRONMENT
         )
-    facts["licence"] = licence_of(path.resolve().parent)
+    facts["license"] = license_of(path.resolve().parent)
     for finding in facts["findings"]:
         listen(events.Found(finding=msgspec.convert(finding, events.Finding)))
     return facts

@@ -15,7 +15,7 @@ from edgekit.events import Finding
 from edgekit.jobs import encode_feeds, run_job
 from edgekit.profile import Profile
 from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
-from edgekit.targets.chunks import chunks, read_outputs
+from edgekit.targets.chunks import check_outputs, chunks, read_outputs
 from edgekit.targets.figures import PERCENTILES
 
 URL = "htp-sim"
@@ -120,7 +120,8 @@ class HtpSimTarget:
             with tempfile.TemporaryDirectory(prefix="edgekit-sim-") as scratch:
                 count = len(chunk)
                 result = self._infer(bundle, chunk, Path(scratch))
-                yield from read_outputs(Path(scratch, result["outputs"][0]), count, self.url)
+                outputs = Path(scratch, result["outputs"][0])
+                yield from read_outputs(outputs, check_outputs(outputs, count, self.url))
 
     def measure(
         self, bundle: Bundle, feed: Feed, *, runs: int, threads: int, sustained: float = 0
