@@ -9,6 +9,7 @@ import kinds_int4
 from contract import onnx_artifact
 from edgekit.errors import NeedsDataError
 from edgekit.exporter import load_exporter
+from edgekit.graphs import half_blame
 from edgekit.graphs.blame import COLUMNS
 from edgekit.graphs.sensitivity import Checkpoint, Loss, loss_of, measure
 from edgekit.numerics.output_distance import OutputDistance
@@ -128,6 +129,16 @@ def test_half_precision_is_blamed_node_by_node_and_its_recipe_cures_it(tmp_path)
     assert again.smallest == 0
     with pytest.raises(NeedsDataError, match="measured on calibration samples"):
         Fp16().blame(*surroundings(tmp_path / "c", model, []))
+
+
+def test_of_many_half_nodes_those_that_lose_most_are_measured_alone(tmp_path, monkeypatch):
+    model, feeds = far_and_back()
+    every = Fp16().blame(*surroundings(tmp_path / "a", model, feeds))
+    monkeypatch.setattr(half_blame, "MOST_ALONE", 1)
+    found = Fp16().blame(*surroundings(tmp_path / "b", model, feeds))
+    assert [e.node for e in found.effects] == [every.effects[0].node]
+    assert found.whole == every.whole
+    assert "2 nodes that round more finely" in found.told
 
 
 def test_a_layer_alone_costs_what_a_model_with_it_alone_costs(tmp_path):

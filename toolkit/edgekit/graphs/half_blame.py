@@ -14,6 +14,9 @@ from edgekit.graphs.half_search import HalfSearch
 from edgekit.graphs.half_write import emulated
 from edgekit.graphs.sensitivity import Checkpoint
 
+MOST_ALONE = 64
+"""Nodes that are measured alone: of larger models those whose own results lose most."""
+
 
 def half_blame(
     search: HalfSearch, plan: HalfPlan, *, aim: float, scratch: Path, tell: Callable[[int, int], None]
@@ -30,18 +33,24 @@ def half_blame(
         tell: gets measurements done and in all.
     """
     ops = {node.name: node.op_type for node in search.source.model.graph.node}
+    names = search.computing(plan)
+    if len(names) > MOST_ALONE:
+        names = [name for name, _ in search.ranked(plan)[:MOST_ALONE]]
+    others = frozenset(search.computing(plan)) - {*names}
+    told = f"{len(others)} nodes that round more finely on their own are not measured alone" if others else ""
 
-    def opened(names: frozenset[str]) -> Any:
-        model = emulated(search.source, search.types, replace(plan, half=names))
+    def opened(chosen: frozenset[str]) -> Any:
+        model = emulated(search.source, search.types, replace(plan, half=chosen))
         return open_graph(model, search.source.folder, threads=search.threads)
 
     return blame(
-        {name: (ops[name], "float16") for name in search.computing(plan)},
+        {name: (ops[name], "float16") for name in names},
         stage="fp16",
         alone=lambda name: opened(frozenset({name})),
-        together=opened,
+        together=lambda chosen: opened(chosen | others),
         reference=search.reference,
         aim=aim,
         checkpoint=Checkpoint(scratch / "blame.jsonl"),
         tell=tell,
+        told=told,
     )

@@ -77,7 +77,7 @@ class HalfSearch:
         first = self._attempt(keep)
         if not faults(first[1], aim):
             return first
-        order = self._rank(first[0])
+        order = [item for item in self.ranked(first[0]) if item[0] not in self.planner.forced]
         if faults(first[1], floor):
             first = self._fewest(first, order, keep, floor)
         if faults(first[1], aim):
@@ -125,14 +125,10 @@ class HalfSearch:
         session = open_graph(emulated(self.source, self.types, plan), self.source.folder, threads=self.threads)
         return plan, self.reference.distances(session)
 
-    def _rank(self, plan: HalfPlan) -> list[tuple[str, float]]:
-        """Order the float16 nodes that a recipe does not want so by the error each makes on its own, worst first."""
+    def ranked(self, plan: HalfPlan) -> list[tuple[str, float]]:
+        """Order the float16 nodes by the error each makes on its own, worst first, with its ratio in dB."""
         nodes = {node.name: node for node in self.source.model.graph.node}
-        names = [
-            name
-            for name in self.computing(plan)
-            if self.types.outputs(nodes[name]) == [nodes[name].output[0]] and name not in self.planner.forced
-        ]
+        names = [name for name in self.computing(plan) if self.types.outputs(nodes[name]) == [nodes[name].output[0]]]
         if not names:
             return []
         model, probes = probed(self.source.model, names)
