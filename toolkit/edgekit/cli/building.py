@@ -26,7 +26,7 @@ from edgekit.cli.options import (
 @click.option(
     "--target",
     metavar="URL",
-    help="Where it is measured: local, ssh://user@host[:port], adb://SERIAL, aihub://DEVICE, emulated-aarch64, htp-sim.",
+    help="Where it is measured: local, ssh://user@host[:port], adb://SERIAL, aihub://DEVICE, emulated-aarch64.",
 )
 @click.option("--out", metavar="DIR", help="Where the package goes (default: edgekit-out).")
 @budget_options
@@ -69,7 +69,7 @@ def build(model: str, as_json: bool, quiet: bool, no_package: bool, **flags: Any
     "--target",
     metavar="URL",
     required=True,
-    help="Where it is run: local, ssh://user@host[:port], adb://SERIAL, aihub://DEVICE, emulated-aarch64, htp-sim.",
+    help="Where it is run: local, ssh://user@host[:port], adb://SERIAL, aihub://DEVICE, emulated-aarch64.",
 )
 @click.option("--profile", metavar="NAME", help="The device, when MODEL is not a package.")
 @data_options
