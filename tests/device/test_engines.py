@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 import onnx_models
-from edgekit.device import builds, engine_key, engine_ort, engine_trt, machine, trtexec
+from edgekit.device import builds, engine_key, engine_ort, engine_trt, machine, progress, trtexec
 
+MARK = progress.MARK
 CPU, CUDA, TRT = engine_ort.CPU, "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
 
@@ -476,11 +477,15 @@ def test_build_calls_are_those_of_nvidia(tmp_path, version):
 
     def build(path):
         argv = [sys.executable, "-c", RTX, str(path), version]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True, env=environment).stdout
+        return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True, env=environment)
 
-    assert build(model).startswith("built")
+    done = build(model)
+    assert done.stdout.startswith("built")
+    told = [json.loads(line[len(MARK) :]) for line in done.stderr.splitlines() if line.startswith(MARK)]
+    assert told, "its builder tells our monitor how far it is"
+    assert all(what.startswith("build the engine: ") and 0 <= at <= total for what, at, total in told)
     (tmp_path / "bad.onnx").write_bytes(b"no graph")
-    assert "cannot parse the model" in build(tmp_path / "bad.onnx")
+    assert "cannot parse the model" in build(tmp_path / "bad.onnx").stdout
 
 
 def test_flag_names_exist_where_they_can_be_looked_up():

@@ -22,6 +22,10 @@ DEVICE = Path(__file__).with_name("device")
 
 RUNNER = "runner.py"
 SCHEMA = 1
+PROGRESS = "edgekit-progress: "
+"""What the runner's lines begin with that tell how far it is: `device/progress.py`."""
+PASSED_ON = ("shapes", "context", "dla_core", "explicit", "calibration", "sparse")
+"""Facts of a compiled model that a job takes as they are."""
 _RESULT = "result.json"
 _MAX_RESULT = 64 << 20
 

@@ -29,6 +29,8 @@ It imports nothing of edgekit. A job is a JSON object; paths in it are relative 
                energy_seconds (0) of runs beside tegrastats, and sustained (0) seconds of runs without a pause
     result     where the result goes: a JSON object, written whole or not at all
 
+Long work tells how far it is on standard error, in lines that begin with `edgekit-progress: `.
+
 Exit status: 0 done, 1 an error that the result tells ({"error": {"kind", "text", "remedy"}}), 2 no usable job.
 """
 

@@ -23,7 +23,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -66,6 +66,7 @@ class SshTransport:
         url: `ssh://[user@]host[:port]`.
         python: the far side's interpreter, once open.
         title: what people call the machine.
+        said: gets each line that a running command writes to standard error; None: nobody listens.
     """
 
     def __init__(self, url: str) -> None:
@@ -76,6 +77,7 @@ class SshTransport:
         self.far = True
         self.python = ""
         self.folder = ""
+        self.said: Callable[[str], None] | None = None
         self._control: Path | None = None
         self._holder: subprocess.Popen[bytes] | None = None
         started = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -135,7 +137,7 @@ class SshTransport:
     def run(self, argv: Sequence[str], *, timeout: float) -> Completed:
         """Run a command in the work folder; it is killed when the link breaks or `timeout` is over."""
         limit = str(int(timeout) + 2)  # seconds after which the far side ends it on its own
-        return self._remote([far_side.RUN, limit, self.folder, *argv], timeout=timeout)
+        return self._remote([far_side.RUN, limit, self.folder, *argv], timeout=timeout, said=self.said)
 
     def pull(self, name: str, destination: Path) -> None:
         """Copy `name` from the work folder to a file."""
@@ -195,11 +197,13 @@ class SshTransport:
         timeout: float,
         source: BinaryIO | None = None,
         sink: BinaryIO | None = None,
+        said: Callable[[str], None] | None = None,
     ) -> Completed:
         if self._holder is None or self._holder.poll() is not None:
             raise self._broken("the link broke" if self._holder else "the transport is not open")
         try:
-            done = run_process(self.remote_argv(script), timeout=timeout, source=source, sink=sink, hold=source is None)
+            argv, hold = self.remote_argv(script), source is None
+            done = run_process(argv, timeout=timeout, source=source, sink=sink, hold=hold, said=said)
         except TimeoutError as error:
             raise TargetError(
                 f"the machine was stopped at its work: {error}",
