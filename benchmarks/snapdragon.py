@@ -7,8 +7,10 @@ there a law per device and precision leads on: the log of a device's time is a w
 and the number of operators (`edgekit_exporters.qnn.chain`), fitted by least absolute deviations on what both ran in
 Qualcomm's AI Hub (benchmarks/aihub). Which terms are used is chosen by cross-validation, and the error of the whole,
 that choice included, by another one around it: no component or runtime of a model is in the fit, or had a say in the
-choice, that predicts it. Intervals are held against models that neither fit nor interval has seen. The step before,
-from the estimate to IQ-9075's clock, was measured on 18 networks.
+choice, that predicts it. Intervals are as wide as errors are for networks alike: residuals are divided by a scale that
+depends on the same terms (normalized conformal prediction: Papadopoulos, Gammerman, Vovk 2008). They are held against
+models that neither fit nor interval has seen; the half-width is that of the median network. The step before, from the
+estimate to IQ-9075's clock, was measured on 18 networks.
 
 `--write` writes the coefficients to exporters/edgekit_exporters/qnn/chains.json.
 """
@@ -51,11 +53,18 @@ PRECISIONS = ("float", "w8a8", "w8a16")
 NATIVE = {"soc_model": 77, "scale": 0.909, "offset_ms": 0.295, "n": 18, "mean_error": 0.077}
 """ms on IQ-9075 = scale * Qualcomm's estimate + offset: 18 networks, leave-one-out error 7.7 % in the mean."""
 
+FIRST = 1.645 * NATIVE["mean_error"] * math.sqrt(math.pi / 2)
+"""Half of the first step's interval, natural log; the second's is added as independent ones are."""
+
 FOLDS = 10
 LEAST = 20
 CONFIDENCE = 0.9
 ROUNDS = 3
 """Divisions into folds over which forms are compared: one alone is luck to a good part."""
+SHRINK = 0.1
+"""How far the scale of errors is drawn to one for all networks, as a share of their number."""
+FLOOR = 0.01
+"""Errors below it count as this large when their scale is fitted: logs of chance hits are no use."""
 GAIN = 0.03
 """A form of more terms is taken when it lowers the error by this share of it at least."""
 Floats = npt.NDArray[np.float64]
@@ -134,18 +143,52 @@ def choose(data: Pairs, seed: int) -> str:
     return best
 
 
-def nested(data: Pairs) -> tuple[Floats, float]:
-    """Return residuals of models that had no say in form or fit, and the share of them within intervals alike."""
+@dataclass(frozen=True)
+class Scale:
+    """How large errors are for a network: the natural log of it is a weighted sum of the terms of the last form."""
+
+    weights: Floats
+    limits: tuple[float, float]
+
+    def of(self, data: Pairs) -> Floats:
+        """Return each row's scale."""
+        found: Floats = np.exp(data.table(FORMS[-1]) @ self.weights).clip(*self.limits)
+        return found
+
+
+def fit_scale(data: Pairs, residuals: Floats) -> Scale:
+    """Fit the scale by ridge regression on held-out residuals; beyond what was seen it does not go."""
+    table, log = data.table(FORMS[-1]), np.log(np.maximum(np.abs(residuals), FLOOR))
+    middle, spread = table.mean(axis=0), table.std(axis=0)
+    middle[0], spread[0] = 0.0, 1.0
+    even = (table - middle) / spread
+    ridge = np.diag([0.0] + [SHRINK * len(log)] * (table.shape[1] - 1))
+    weights = np.linalg.solve(even.T @ even + ridge, even.T @ log) / spread
+    weights[0] -= weights[1:] @ middle[1:]
+    found = np.exp(table @ weights)
+    return Scale(weights, (float(found.min()), float(found.max())))
+
+
+def nested(data: Pairs) -> tuple[Floats, float, float]:
+    """Return residuals of models that had no say in form or fit.
+
+    With them the share of them within intervals made alike, and the median half-width of these, both steps together.
+    """
     fold, found, covered = folds(data.models, 0), np.zeros(len(data.log)), np.zeros(len(data.log), bool)
+    width = np.zeros(len(data.log))
     for number in range(FOLDS):
         seen = fold != number
         inner = data.part(seen)
         form = choose(inner, number + 1)
         table = data.table(form)
         found[~seen] = data.log[~seen] - table[~seen] @ least_deviations(table[seen], inner.log)
-        low, high = ends(held_out(inner, form, number + 101))
-        covered[~seen] = (found[~seen] >= low) & (found[~seen] <= high)
-    return found, float(covered.mean())
+        residuals = held_out(inner, form, number + 101)
+        scale = fit_scale(inner, residuals)
+        low, high = ends(residuals / scale.of(inner))
+        each = scale.of(data.part(~seen))
+        covered[~seen] = (found[~seen] >= low * each) & (found[~seen] <= high * each)
+        width[~seen] = (np.exp(np.hypot(high * each, FIRST)) - np.exp(-np.hypot(low * each, FIRST))) / 2
+    return found, float(covered.mean()), float(np.median(width))
 
 
 def ends(residuals: Floats) -> tuple[float, float]:
@@ -156,21 +199,14 @@ def ends(residuals: Floats) -> tuple[float, float]:
     return float(ordered[rank - 1]), float(ordered[n - rank])
 
 
-def interval(residuals: Floats) -> tuple[float, float]:
-    """Return the natural logs of the interval's ends: both steps' spreads, added as independent ones are."""
-    first = 1.645 * NATIVE["mean_error"] * np.sqrt(np.pi / 2)
-    low, high = ends(residuals)
-    return -float(np.hypot(low, first)), float(np.hypot(high, first))
-
-
 def chain_of(data: Pairs) -> tuple[dict[str, Any], str]:
     """Return a device's law at a precision, and its line of the table but for the names."""
     form = choose(data, 0)
     weights = least_deviations(data.table(form), data.log)
-    residuals, covers = nested(data)
+    residuals, covers, width = nested(data)
     error = error_of(residuals)
-    low, high = interval(residuals)
-    width = (math.exp(high) - math.exp(low)) / 2
+    scale = fit_scale(data, residuals)
+    low, high = ends(residuals / scale.of(data))
     models = len(set(data.models))
     text = (
         f"{len(error):>6}{models:>8}  {form:10}{np.median(error):>8.1%}{error.mean():>8.1%}{covers:>8.0%}{width:>12.0%}"
@@ -180,6 +216,8 @@ def chain_of(data: Pairs) -> tuple[dict[str, Any], str]:
         "weights": [round(float(weight), 6) for weight in weights],
         "low": round(low, 4),
         "high": round(high, 4),
+        "scale": [round(float(weight), 6) for weight in scale.weights],
+        "scales": [round(limit, 6) for limit in scale.limits],
         "rows": len(error),
         "models": models,
         "median_error": round(float(np.median(error)), 4),
@@ -206,7 +244,7 @@ def main(argv: list[str]) -> int:
             print(f"{device:34}{precision:>10}{text}  < {goal:.0%}: {met}", flush=True)
             chains.setdefault(str(soc), {"device": device, "precisions": {}})["precisions"][precision] = law
     print("errors are of the step from IQ-9075 to the device, models held out from fit and choice of the form alike;")
-    print("the half-width is of both steps together")
+    print("the half-width is that of the median network, of both steps together")
     if "--write" in argv:
         about = "Fitted by benchmarks/snapdragon.py on qai_hub_models 0.65.0 (BSD-3-Clause); see benchmarks/aihub."
         text = json.dumps({"about": about, "native": NATIVE, "chains": chains}, indent=1, sort_keys=True)

@@ -223,6 +223,26 @@ def test_scores_sort_by_budget_then_time_then_size_then_accuracy(gate, publish):
     assert sorted(mixed, key=Score.key) == ranked
 
 
+@pytest.mark.parametrize(
+    ("rows", "best"),
+    [
+        ([(True, 1.0, 90), (True, 1.01, 50), (True, 1.5, 10)], 1),  # no prediction tells 1 % apart: the smaller one
+        ([(True, 1.0, 90), (True, 1.05, 50)], 0),
+        ([(False, 1.0, 10), (True, 1.01, 50)], 1),
+        ([(False, 1.0, 90), (False, 1.01, 50)], 0),
+        ([(True, None, 90), (True, None, 50)], 1),
+        ([(True, None, 10), (True, 5.0, 50)], 1),
+    ],
+)
+def test_latencies_that_are_alike_are_told_apart_by_size(rows, best):
+    from edgekit.score import Score, best_of
+
+    scores = [Score(within=within, latency_ms=ms, size=size, drop=0.0) for within, ms, size in rows]
+    assert best_of(scores) == best
+    if rows == [(True, 1.0, 90), (True, 1.01, 50), (True, 1.5, 10)]:
+        assert scores[1].why_before([scores[0], scores[2]]).startswith("as fast as others")
+
+
 def test_a_graph_whose_shapes_are_open_has_no_prediction_and_says_why(gate):
     class Open:
         def estimate(self, artifact, folder, device):

@@ -84,6 +84,22 @@ def test_a_latency_far_from_all_that_were_published_decides_nothing(tmp_path):
     assert "outside of what the model was fitted on" in found["latency-p50"].note
 
 
+def test_the_interval_is_as_wide_as_errors_are_for_networks_alike(tmp_path):
+    widths = {}
+    for us, count in ((300, 40), (300, 400), (30_000, 400)):
+        found = predicted(us, "snapdragon-8-elite", tmp_path / f"{us}-{count}", operators=count)[0]["latency-p50"]
+        assert found.low < found.value < found.high
+        widths[us, count] = np.log(found.high / found.low)
+    law = json.loads(latency.CHAINS.read_text())["chains"]["69"]["precisions"]["float"]
+    first = latency._native_spread()
+    ms, ops = np.log(0.909 * 0.3 + 0.295), np.log(40)
+    scale = np.exp(np.dot(law["scale"], [1, ms, ops, ms**2, ms * ops, ops**2])).clip(*law["scales"])
+    expected = np.hypot(law["low"] * scale, first) + np.hypot(law["high"] * scale, first)
+    assert widths[300, 40] == pytest.approx(expected)
+    assert len(set(widths.values())) == 3
+    assert min(widths.values()) > 2 * first, "never narrower than the first step alone"
+
+
 @pytest.mark.parametrize("count", [1, 100_000])
 def test_nor_does_one_of_more_or_fewer_operators(tmp_path, count):
     found, _ = predicted(2000, "snapdragon-8-gen3", tmp_path, operators=count)

@@ -74,8 +74,12 @@ def _from_click(error: click.ClickException) -> UsageError:
 
 
 def _fail(error: EdgekitError, *, as_json: bool) -> int:
+    from edgekit.networks.launched import TOLD, place
     from edgekit.result import of_error
 
+    if TOLD in getattr(error, "__notes__", ()):
+        return error.exit_status  # by the first process
+    as_json = as_json and not place().follows  # one object on stdout, whoever else fails
     _print_error(of_error(error), str(error), as_json=as_json)
     return error.exit_status
 
@@ -108,10 +112,6 @@ def _bug(error: Exception, *, as_json: bool) -> int:
 
 
 def _print_error(result: Result, text: str, *, as_json: bool) -> None:
-    from edgekit.networks.launched import place
-
-    if place().follows:
-        return  # the first process says it
     if as_json:
         sys.stdout.write(result.to_json().decode() + "\n")
     sys.stderr.write(f"edgekit: {text}\n")

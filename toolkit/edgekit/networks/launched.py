@@ -36,7 +36,11 @@ _LOCALS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 _WRITTEN = ("out", "result")
 """Arguments of jobs that name a folder to write to."""
 
+TOLD = "told by the first process"
+"""Note of errors that followers raise because the leader did: it has said so itself."""
+
 _POLL = 0.1
+_PATIENCE = 60.0  # seconds in which the leader should notice that a follower's part failed
 _FAREWELL = 30.0
 _END = "end"
 
@@ -134,14 +138,14 @@ def follow() -> Any:
         EdgekitError: of the class that the leader ended with.
         TargetError: the leader is gone.
     """
-    from edgekit import errors
-
     store, number, parent = _store(), 1, os.getppid()
+    fault: EdgekitError | None = None
+    late = 0.0
     while True:
         try:
             if store.check([f"job/{number}"]):
-                _take_part(json.loads(store.get(f"job/{number}")))
-                number += 1
+                fault = _take_part(json.loads(store.get(f"job/{number}")))
+                number, late = number + 1, time.monotonic() + _PATIENCE
                 continue
             ended = json.loads(store.get(_END)) if store.check([_END]) else None
         except (RuntimeError, OSError) as error:
@@ -149,25 +153,39 @@ def follow() -> Any:
         if ended is not None:
             with suppress(RuntimeError, OSError):  # the leader waits no longer
                 store.add("ended", 1)
-            if "error" in ended:
-                kind, text, where, remedy = ended["error"]
-                raise getattr(errors, kind, EdgekitError)(text, where=where, remedy=remedy)
-            return ended["result"]
+            return _ended(ended)
+        if fault is not None and time.monotonic() > late:
+            raise fault  # the launcher ends the leader, which waits for this process
         if os.getppid() != parent:
             raise TargetError("the launcher is gone", where="torch.distributed")
         time.sleep(_POLL)
 
 
-def _take_part(job: dict[str, Any]) -> None:
-    """Run a job in a child; what it writes is thrown away, and what fails is the leader's to tell."""
+def _ended(message: dict[str, Any]) -> Any:
+    """Return what the leader told last, or raise the error that it ended with."""
+    from edgekit import errors
+
+    if "error" not in message:
+        return message["result"]
+    kind, text, where, remedy = message["error"]
+    error: EdgekitError = getattr(errors, kind, EdgekitError)(text, where=where, remedy=remedy)
+    error.add_note(TOLD)
+    raise error
+
+
+def _take_part(job: dict[str, Any]) -> EdgekitError | None:
+    """Run a job in a child, whose files are thrown away; return what went wrong."""
     with tempfile.TemporaryDirectory(prefix="edgekit-follow-") as folder:
         own = {key: os.fspath(Path(folder) / key) for key in _WRITTEN if key in job["arguments"]}
         for path in own.values():
             Path(path).mkdir()
         arguments = {**job["arguments"], **own}
         environment = {**job["environment"], **job["meeting"], **_variables(place())}
-        with suppress(EdgekitError):
+        try:
             run_in_child(job["task"], arguments, threads=int(arguments["threads"]), environment=environment)
+        except EdgekitError as error:
+            return error
+    return None
 
 
 def _say_end(message: dict[str, Any]) -> None:
