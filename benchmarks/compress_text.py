@@ -9,18 +9,20 @@ from benchmarks.compress import EPOCHS, QAT_EPOCHS, ROUNDS, Bench, goal, quantiz
 from edgekit.store import Store
 
 LENGTH = 32
-CALIBRATION, EVALUATION = 256, 2000
+CALIBRATION = 256
 HALF = 1 - 0.5 ** (1 / ROUNDS)
 SHAPE = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), (LENGTH,))
 
 
 def text(options: argparse.Namespace, shelf: Store) -> Bench:
     """Run all stages; see `compress.py`."""
-    data = _data(options.data, options.work / "data", options.sentences)
+    data = _data(options.data, options.work / "data", options.sentences, options.evaluation)
     bench = Bench(shelf, str(options.model), None, data, SHAPE)
     whole = bench.graph(bench.source)
     original = bench.add("original", whole)
 
+    after8, trained8 = quantized(bench, whole, "original, int8 weights and activations", mode="static")
+    after4, trained4 = quantized(bench, whole, "original, 4 bits, nearest", bits=4, method="rtn")
     bare = rounds(bench, bench.source, HALF, None)
     bench.add("pruned, not trained", bench.graph(bare[-1]))
     tuned = rounds(bench, bench.source, HALF, "finetune")
@@ -29,8 +31,6 @@ def text(options: argparse.Namespace, shelf: Store) -> Bench:
     best = bench.graph(taught[-1])
     bench.add("pruned, distilled", best, ROUNDS * (EPOCHS + 1))
 
-    after8, trained8 = quantized(bench, whole, "original, int8 weights and activations", mode="static")
-    after4, trained4 = quantized(bench, whole, "original, 4 bits, nearest", bits=4, method="rtn")
     bench.time(["original", "pruned, distilled"])
 
     start, floor = bench.accuracy("original"), bench.accuracy("pruned, distilled")
@@ -51,10 +51,10 @@ def text(options: argparse.Namespace, shelf: Store) -> Bench:
     return bench
 
 
-def _data(given: Path, folder: Path, sentences: int) -> Path:
+def _data(given: Path, folder: Path, sentences: int, evaluation: int) -> Path:
     """Cut the sample's data to size."""
     folder.mkdir(parents=True, exist_ok=True)
-    for split, count in (("calibration", CALIBRATION), ("training", sentences), ("evaluation", EVALUATION)):
+    for split, count in (("calibration", CALIBRATION), ("training", sentences), ("evaluation", evaluation)):
         lines = (given / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
         (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     rules = (given / "preprocessing.toml").read_text(encoding="utf-8")

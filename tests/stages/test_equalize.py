@@ -103,8 +103,26 @@ def test_a_normalization_that_feeds_others_gets_one_multiplication_behind_it(tmp
     assert any("1 of them by a multiplication" in f["text"] for f in facts["findings"])
 
 
-def test_runtimes_with_grids_from_calibration_get_no_multiplication(tmp_path):
-    facts, made = equalized(tmp_path, network(residual=True), feeds(1, 7, WIDTH), dynamic_transformers=False)
+def test_runtimes_with_grids_from_calibration_gain_too(tmp_path):
+    """SmoothQuant where no grid is made at run time: the TensorRT dialect."""
+    model, rows = network(residual=True), feeds(1, 7, WIDTH, count=24)
+    rules = load_exporter("tensorrt").dialect(house.profile(runtime="tensorrt"))
+    facts, made = run_stage(Equalize(), model, tmp_path, data=data_of(rows), dialect=rules)
+    assert [item["how"] for item in facts["equalization"]] == ["multiplication"]
+    assert facts["outputs"]["after_db"] > facts["outputs"]["before_db"] + 6
+    stage = QuantizeInt8(floor=0.0, aim=0.0, mode="static")
+    found = {}
+    for name, graph in (("plain", model), ("equalized", made)):
+        (tmp_path / name).mkdir()
+        _, small = run_stage(stage, graph, tmp_path / name, data=data_of(rows), dialect=rules)
+        found[name] = kinds.worst_db(model, small, rows)
+    assert found["equalized"] > found["plain"] + 6
+
+
+def test_a_dialect_that_puts_everything_on_grids_gets_no_multiplication(tmp_path):
+    """What is multiplied would lie on a grid itself."""
+    rules = {"dynamic_transformers": False, "whole": "prefer"}
+    facts, made = equalized(tmp_path, network(residual=True), feeds(1, 7, WIDTH), **rules)
     assert facts["equalization"] == []
     assert made.SerializeToString() == network(residual=True).SerializeToString()
 
@@ -184,7 +202,7 @@ def test_a_layer_takes_factors_in_for_the_next_and_four_bits_gain(kind, gemm, ga
     rules = dialect(precisions=("w8a8", "w8a16", "w4a16"), dynamic_transformers=False)
     facts, made = run_stage(Equalize(precision="w4a16"), model, tmp_path, data=data_of(rows), dialect=rules)
     assert [item["how"] for item in facts["equalization"]] == ["layer"]
-    assert facts["outputs"]["kept"]
+    assert facts["outputs"]["after_db"] > facts["outputs"]["before_db"]
     assert kinds.worst_db(model, made, rows) > 90
     stage = QuantizeInt8(precision="w4a16", floor=0.0, aim=0.0, method="minmax")
     found = {}
@@ -242,8 +260,9 @@ def test_factors_go_again_when_the_whole_graph_is_not_nearer_on_held_out_samples
     answers = itertools.cycle([0.01, 0.02])  # the relative error of the worst output before and after
     monkeypatch.setattr("edgekit.graphs.equalize._worst", lambda *_: next(answers))
     model = network(residual=False)
-    facts, made = equalized(tmp_path, model, feeds(1, 7, WIDTH), dynamic_transformers=False)
-    assert facts["outputs"] == {"kept": False, "before_db": 20.0, "after_db": 16.99}
+    facts, made = equalized(tmp_path, model, feeds(1, 7, WIDTH), dynamic_transformers=False, whole="prefer")
+    assert "outputs" not in facts
+    assert facts["equalization"][0]["gain_db"] > 0
     assert [item["how"] for item in facts["equalization"]] == [""]
     assert made.SerializeToString() == model.SerializeToString()
 

@@ -13,7 +13,7 @@ from edgekit.data import Samples
 from edgekit.dialect import Dialect
 from edgekit.graphs.block_grams import Gram, Grams
 from edgekit.graphs.block_plan import BlockPlan, BlockWeight
-from edgekit.graphs.block_solve import METHODS, NEED_DATA, Method, Solved, Solver, input_of
+from edgekit.graphs.block_solve import METHODS, NEED_DATA, Method, Solved, Solver, inputs_of
 from edgekit.graphs.block_write import FUSED_ACCURACY, Form, write_blocks
 from edgekit.graphs.calibrate import Reference, open_graph, spread
 from edgekit.graphs.canonical import Canonical
@@ -223,7 +223,11 @@ class BlockJob:
 
     def input_of(self, weight: BlockWeight) -> str:
         """Return the tensor that a matrix's products all read; empty when they differ, or stand in an inner graph."""
-        return input_of(weight, self._index)
+        return self._inputs[weight.key]
+
+    @cached_property
+    def _inputs(self) -> dict[tuple[int, str], str]:
+        return inputs_of(self.plan.weights, self._index)
 
     def each_gram(self) -> Iterator[dict[str, Gram]]:
         """Yield `X^T X` of the matrices' inputs, group by group; nothing without samples."""
@@ -259,7 +263,7 @@ class BlockJob:
     def _depths(self) -> dict[str, int]:
         if self.samples is None:
             return {}
-        found = {input_of(weight, self._index): weight.depth for weight in self.plan.weights if weight.products}
+        found = {self.input_of(weight): weight.depth for weight in self.plan.weights if weight.products}
         return {name: depth for name, depth in found.items() if name and self._index.constant(name) is None}
 
     @cached_property

@@ -51,7 +51,7 @@ def block_coverage(job: BlockJob, trial: BlockTrial, path: Path, shapes: Mapping
     total = sum(macs.values())
     done = sum(count for node, count in macs.items() if node in products)
     return {
-        "precision": "w4a16",
+        "precision": "w8a16" if wide == stored else "w4a16",
         "weights": round(stored / job.weights.total, 4) if job.weights.total else 1.0,
         "macs": round(done / total, 4) if total else 1.0,
         "left_float": list(job.plan.reasons),

@@ -69,8 +69,8 @@ class Equalizer:
         """Change the graph, if that brings the quantized graph's outputs nearer on held-out samples.
 
         Returns:
-            A record of every site: `tensor`, `alpha`, `gain_db` (on held-out samples), `share`, `how`; and `kept`,
-            `before_db` and `after_db` of the whole graph's worst output there (empty when no site gained).
+            A record of every site: `tensor`, `alpha`, `gain_db` (on held-out samples), `share`, `how`; and `before_db`
+            and `after_db` of the whole graph's worst output there (empty when nothing was kept).
         """
         sites = [site for site in find_sites(self.model, self.folder) if site.how in self.ways]
         if not sites:
@@ -90,11 +90,15 @@ class Equalizer:
                     "how": site.how if factors.kept and enough else "",
                 }
             )
-        changed = [(site, f) for site, f, row in zip(sites, found, told, strict=True) if row["how"]]
-        whole = self._write(sites, changed) if changed else {}
-        if whole and not whole["kept"]:
-            told = [{**row, "how": ""} for row in told]
-        return told, whole
+        outputs: dict[str, Any] = {}
+        for ways in ({"normalization", "layer"}, {"multiplication"}):
+            rows = [row for row in told if row["how"] in ways]
+            changed = [(site, f) for site, f, row in zip(sites, found, told, strict=True) if row in rows]
+            judged = self._written(sites, changed) if changed else {}
+            outputs |= judged if not outputs else {name: judged[name] for name in judged if name == "after_db"}
+            for row in rows if not judged else ():
+                row["how"] = ""
+        return told, outputs
 
     @property
     def _fit(self) -> list[int]:
@@ -178,25 +182,28 @@ class Equalizer:
         total = sum(noises) or 1.0
         return [noise / total for noise in noises]
 
-    def _write(self, sites: Sequence[Site], changed: Sequence[tuple[Site, Equalized]]) -> dict[str, Any]:
-        """Write factors; take them back when the whole graph's outputs are not nearer on held-out samples."""
-        before = type(self.model)()
-        before.CopyFrom(self.model)
+    def _written(self, sites: Sequence[Site], changed: Sequence[tuple[Site, Equalized]]) -> dict[str, float]:
+        """Write factors if the whole graph's outputs are nearer with them on held-out samples; return the ratios then.
+
+        They are those of the worst output with all sites' products quantized, before and after, in dB.
+        """
+        after = type(self.model)()
+        after.CopyFrom(self.model)
         for site, factors in changed:
-            write_factors(self.model, self.folder, site, factors.factors)
-        sort_nodes(self.model.graph)
+            write_factors(after, self.folder, site, factors.factors)
+        sort_nodes(after.graph)
         indices = self._affordable(self._held, 3) or self._held[:1]
-        reference = Reference(open_graph(before, self.folder, threads=self.threads), self.samples, indices)
+        reference = Reference(open_graph(self.model, self.folder, threads=self.threads), self.samples, indices)
         ratios = []
-        for model in (before, self.model):
+        for model in (self.model, after):
             made, switches = with_grids(model, sites, self.precision, self.folder)
             on = {name: np.ones((), np.bool_) for name in switches}
             session = open_graph(made, self.folder, threads=self.threads)
             ratios.append(-10 * float(np.log10(max(_worst(reference, Switched(session, on)), 1e-20))))
-        kept = ratios[1] > ratios[0]
-        if not kept:
-            self.model.CopyFrom(before)
-        return {"kept": kept, "before_db": round(ratios[0], 2), "after_db": round(ratios[1], 2)}
+        if ratios[1] <= ratios[0]:
+            return {}
+        self.model.CopyFrom(after)
+        return {"before_db": round(ratios[0], 2), "after_db": round(ratios[1], 2)}
 
 
 def _worst(reference: Reference, session: Any) -> float:

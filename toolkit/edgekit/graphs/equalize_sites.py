@@ -144,11 +144,13 @@ def columns_of(x: Floats, node: onnx.NodeProto, index: GraphIndex) -> Floats:
 
 
 def write_factors(model: onnx.ModelProto, folder: Path, site: Site, factors: Floats) -> None:
-    """Divide a site's tensor by factors and multiply what its readers' weights make of it."""
+    """Divide a site's tensor by factors and multiply its readers' weights by them, in the site's graph or a copy."""
     from onnx import helper
 
     index = GraphIndex(model.graph, folder)
-    for node in site.readers:
+    nodes = {node.name: node for node in model.graph.node}
+    readers = [nodes[reader.name] for reader in site.readers]
+    for node in readers:
         reader = reader_of(node, index)
         rows = reader.weights * factors[reader.channels][:, None, :]
         _set(index, node.input[1], from_rows(rows, node, tuple(index.initializers[node.input[1]].dims)))
@@ -156,13 +158,13 @@ def write_factors(model: onnx.ModelProto, folder: Path, site: Site, factors: Flo
         for name in filter(None, site.maker.input[1:]):
             _set(index, name, _floats(index, name) / factors)
     elif site.maker is not None:
-        _divide_outputs(site.maker, index, factors)
+        _divide_outputs(nodes[site.maker.name], index, factors)
     else:
         name = index.fresh_name(site.tensor + "_equalized")
         by = index.fresh_name(name + "_by")
         model.graph.initializer.append(_tensor(1 / factors, by))
         model.graph.node.append(helper.make_node("Mul", [site.tensor, by], [name], name=name))
-        for node in site.readers:
+        for node in readers:
             node.input[0] = name
 
 

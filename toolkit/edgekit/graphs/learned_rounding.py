@@ -1,9 +1,13 @@
-"""Learned rounding of a quantized graph: product by product, each fed with what the products before it now give."""
+"""Learned rounding of a quantized graph: product by product, each fed with what the products before it now give.
+
+Bias correction alone is the same with weights that stay: each bias makes its product's mean outputs those of the float
+model (Nagel et al., 2019, with what the product is really fed).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +29,7 @@ from edgekit.graphs.stepping import Stepper
 from edgekit.numerics.affine import quantize_bias
 from edgekit.numerics.equalize import at_run_time
 from edgekit.numerics.moments import Moments
-from edgekit.numerics.rounding import Steps, round_layer
+from edgekit.numerics.rounding import STRENGTHS, Steps, round_layer
 
 if TYPE_CHECKING:
     import onnx
@@ -80,6 +84,8 @@ class Rounder:
         fit: those to learn from.
         held: those to choose by.
         bits: of the weights, sign included.
+        weights: whether weights are rounded anew.
+        biases: whether biases follow the mean error of the outputs.
         threads: CPU threads.
         tell: called with products done and in all.
     """
@@ -91,12 +97,15 @@ class Rounder:
     fit: Sequence[int]
     held: Sequence[int]
     bits: int = 8
+    weights: bool = True
+    biases: bool = True
     threads: int = 1
     tell: Callable[[int, int], None] = lambda _done, _total: None
 
     def learn(self) -> list[Learned]:
         """Round every product in graph order; return what each gained."""
-        products = [product for product in find_products(self.source, self.quantized) if self._suits(product)]
+        products = [self._given(found) for found in find_products(self.source, self.quantized) if self._suits(found)]
+        products = [product for product in products if self.weights or product.bias]
         indices = shuffled([*self.fit, *self.held])
         original, candidate = (
             Stepper(model, self.folder, self.samples, indices, threads=self.threads)
@@ -113,6 +122,10 @@ class Rounder:
     def _suits(self, product: Product) -> bool:
         return bool(as_rows(constant(self.quantized, product.weight), product.node).shape[2] <= LARGEST)
 
+    def _given(self, product: Product) -> Product:
+        """Return a product with the bias that may be changed, if any may."""
+        return product if self.biases else replace(product, bias="")
+
     def _one(self, product: Product, original: Stepper, candidate: Stepper) -> Learned:
         """Round one product; what cannot be counted (infinite values) stays as it is."""
         node = product.node
@@ -127,14 +140,15 @@ class Rounder:
         if not (fit.finite and held.finite and fit.count and held.count):
             return Learned(node=node.name, before=0.0, after=0.0, moved=0)
         few, most = self.bits <= FEW_BITS, 2 ** (self.bits - 1) - 1
-        searched = few and self._free_scales(product, nearest)
+        searched = few and self.weights and self._free_scales(product, nearest)
         steps = Steps(
             scales=scales,
             bounds=(-most - few, most),
             factors=FACTORS if searched else FACTORS[:1],
             least=self._least_factors(product, scales.shape) if searched else 0.0,
         )
-        found = round_layer(floats, nearest, steps, fit, held, free_bias=bool(product.bias))
+        strengths = STRENGTHS if self.weights else ()
+        found = round_layer(floats, nearest, steps, fit, held, free_bias=bool(product.bias), strengths=strengths)
         if searched:
             self._rescale(product, found.scales.ravel(), scales.ravel())
         values = from_rows(found.values, node, stored.shape).astype(stored.dtype)  # int4 stays so

@@ -24,7 +24,7 @@ Powers = tuple[float, float]
 INPUT_POWERS: tuple[Powers, ...] = tuple((step / 20, 0.0) for step in range(2, 20, 2))
 """Powers of the inputs alone."""
 
-BOTH_POWERS: tuple[Powers, ...] = ((0.0, 1.0), (0.25, 0.75), (0.25, 0.25))
+BOTH_POWERS: tuple[Powers, ...] = ((0.0, 1.0), (0.25, 0.75))
 """Powers of the inputs and, inverted, of the columns: for a rounding that weighs the inputs itself."""
 
 _WIDEST = 64.0

@@ -25,6 +25,9 @@ from edgekit.numerics.moments import Doubles, Moments
 
 Bounds = tuple[int, int]
 
+STRENGTHS = (np.inf, 0.3, 0.03)
+"""Of the ridge that holds refitted weights back, in mean squares of the inputs; `inf`: not refitted."""
+
 _SWEEPS = 2
 _BLOCK = 48
 _DAMPINGS = (0.01, 0.1, 1.0)
@@ -184,7 +187,7 @@ def round_layer(
     held: Moments,
     *,
     free_bias: bool,
-    strengths: tuple[float, ...] = (np.inf, 0.3, 0.03),
+    strengths: tuple[float, ...] = STRENGTHS,
 ) -> Rounded:
     """Choose each output's integers and scale among candidates by their error on held-out moments.
 
@@ -198,7 +201,7 @@ def round_layer(
         fit: moments to fit on.
         held: moments to choose by.
         free_bias: the bias can follow, so moments are taken around the means.
-        strengths: ridge strengths to try.
+        strengths: ridge strengths to try; with none of them integers stay as they are.
     """
     used, judged = (fit.centered(), held.centered()) if free_bias else (fit, held)
     best, scales, error = nearest, steps.scales, judged.error(_floats(nearest, steps.scales))

@@ -45,8 +45,8 @@ class Equalize:
 
     - `smooth` (SmoothQuant with a searched exponent): inputs of MatMul and Gemm. A layer normalization takes the
       factors in for nothing; where it feeds others too, or something else makes the activation, one multiplication is
-      added if that saves at least 1 % of the error and the runtime quantizes activations at run time (no graph with a
-      Conv).
+      added if that saves at least 1 % of the error of 8-bit activations, in graphs without a Conv and where the runtime
+      takes what stands between integer products in float.
     - `cross-layer`: a Conv, MatMul or Gemm takes the factors in for those of its kind that read it, directly or through
       Relu, LeakyRelu and, for Conv, pooling. Others, such as Clip, let no factor through.
 
@@ -82,7 +82,7 @@ class Equalize:
 
         Facts: `equalization`: a record of every activation: `tensor`, `alpha`, `gain_db` (of its products on held-out
         samples), `share` (of the whole error), `how` (`normalization`, `layer`, `multiplication`, or empty: left
-        alone); `outputs`: `kept`, `before_db` and `after_db` of the whole graph there, when something gained.
+        alone); `outputs`: `before_db` and `after_db` of the whole graph's worst output there, when something was kept.
 
         Raises:
             InputError: a sample does not run; names it.
@@ -100,12 +100,14 @@ class Equalize:
         if signature_of(source.model) != signature_of(load_model(path)):
             return self._unchanged(path, out, inputs, [])  # other floats: quantization converts them itself
         run_time = dialect.dynamic_transformers and not _convolves(source.model)
+        insert = dialect.activation.endswith("int8") and not _convolves(source.model)
+        insert &= run_time or dialect.whole == "no"
         equalizer = Equalizer(
             model=source.model,
             folder=source.folder,
             samples=data.calibration,
             indices=spread(len(data.calibration), self.samples),
-            ways=self._ways(run_time=run_time),
+            ways=self._ways(insert=insert),
             precision=Precision(
                 bits=dialect.weight_bits,
                 levels=_LEVELS[dialect.activation.removeprefix("u")],
@@ -122,10 +124,10 @@ class Equalize:
         copy_companions(inputs.folder, out)
         return {"equalization": told, "findings": msgspec.to_builtins(_found(told)), **facts}
 
-    def _ways(self, *, run_time: bool) -> frozenset[How]:
+    def _ways(self, *, insert: bool) -> frozenset[How]:
         ways: set[How] = {"layer"} if self.cross_layer else set()
         if self.smooth:
-            ways |= {"normalization", "multiplication"} if run_time else {"normalization"}
+            ways |= {"normalization", "multiplication"} if insert else {"normalization"}
         return frozenset(ways)
 
     def _unchanged(
