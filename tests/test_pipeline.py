@@ -77,10 +77,25 @@ class ToTorch(Shrink):
     makes: ClassVar[str] = "torch"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Prune(Shrink):
+    """Drops a byte as long as there are more than `least`, and says so when there are not."""
+
+    name: ClassVar[str] = "prune"
+    least: int = 8
+
+    def run(self, inputs, out, context):
+        content = (inputs.folder / "model.onnx").read_bytes()
+        if len(content) > self.least:
+            return Shrink.run(self, inputs, out, context)
+        (out / "model.onnx").write_bytes(content)
+        return {"findings": [{"severity": "note", "node": "", "rule": "prune-nothing", "text": "t", "remedy": ""}]}
+
+
 @pytest.fixture(autouse=True)
 def stages(monkeypatch):
     RAN.clear()
-    for cls in (Shrink, Halve, ToTorch):
+    for cls in (Shrink, Halve, ToTorch, Prune):
         monkeypatch.setattr(sys.modules[__name__], cls.__name__, cls)
         monkeypatch.setitem(STAGES, cls.name, f"{__name__}:{cls.__name__}")
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
@@ -207,6 +222,16 @@ def test_a_round_that_makes_the_model_slower_is_undone(store, exporter):
     plan = plan_of("[[repeat]]\nrounds=9\n[[repeat.stage]]\nuse='shrink'", exporter)
     made = pipeline(store).run(plan, source(store), size_score(store, latency=lambda size: abs(size - 8) + 1.0))
     assert len((store.folder(made.id) / "model.onnx").read_bytes()) == 8
+
+
+def test_rounds_of_pruning_end_when_nothing_more_goes(store, exporter):
+    """What comes after pruning in a round would change the model on and on."""
+    plan = plan_of("[[repeat]]\nrounds=9\n[[repeat.stage]]\nuse='prune'\n[[repeat.stage]]\nuse='shrink'", exporter)
+    ran = pipeline(store)
+    made = ran.run(plan, source(store), size_score(store))
+    assert (store.folder(made.id) / "model.onnx").read_bytes() == b"01234567"
+    assert [run.name for run in ran.runs] == ["prune", "shrink", "repeat", "prune", "repeat"]
+    assert ran.runs[-1].facts["why"] == "nothing changed: the rounds end"
 
 
 def test_rounds_end_when_nothing_changes(store, exporter):

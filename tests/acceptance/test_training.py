@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from command import PI, ROOT, Ran
 from edgekit.recipe import recipe_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -179,6 +184,36 @@ def test_a_killed_training_is_resumed(edgekit, project, whole, tmp_path):
     assert not list(home.glob("shared/.*"))
 
 
+def test_two_processes_train_together(edgekit, project, whole, tmp_path):
+    """torchrun starts the command twice: one package, one result on stdout, as accurate as that of one process."""
+    home = tmp_path / "home"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    command = [*launcher, "-m", "edgekit", *map(str, asked(project, tmp_path / "out"))]
+    environment = edgekit.environment(home)
+    done = subprocess.run(
+        command, env=environment, cwd=project, capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = Ran(0, done.stdout, done.stderr)  # one JSON object
+    assert Path(found.json["package"]).is_file()
+    assert len(list((tmp_path / "out").glob("*.edgekit"))) == 1
+    assert stages(found)[:3] == stages(whole)[:3]
+    assert found.check("accuracy")["value"] > 0.85
+    trained = next(stage["facts"]["training"] for stage in found.json["stages"] if stage["name"] == "distill")
+    assert trained is None or trained["epochs"] >= 1
+    assert not list((home / "scratch").iterdir())
+    more = [*launcher, "-m", "edgekit", *map(str, asked(project, tmp_path / "none", "student", "missing.toml"))]
+    done = subprocess.run(more, env=environment, cwd=project, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode != 0
+    assert json.loads(done.stdout)["exit"] == 2
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return str(probe.getsockname()[1])
+
+
 @pytest.mark.parametrize("recipe", ["prune-int8", "distill-prune-int8", "qat-int8"])
 def test_shipped_recipes_run(edgekit, project, tmp_path, recipe):
     """One round of those that have ten."""
@@ -188,6 +223,63 @@ def test_shipped_recipes_run(edgekit, project, tmp_path, recipe):
     assert ran.status == 0, ran.err
     assert Path(ran.json["package"]).is_file()
     assert ran.check("accuracy")["value"] > 0.85
+
+
+def test_the_vision_sample_is_distilled_and_pruned_and_a_kill_resumed(edgekit, tmp_path):
+    """Three rounds of the shipped recipe on 2,000 images, killed in the second: the same command ends in a package."""
+    vision, data, home = ROOT / "samples" / "vision", tmp_path / "data", tmp_path / "home"
+    data.mkdir()
+    (tmp_path / "three.toml").write_text(
+        recipe_path("distill-prune-int8").read_text().replace("rounds = 10", "rounds = 3")
+    )
+    for name in ("calibration.npz", "preprocessing.toml"):
+        shutil.copy(vision / "data" / name, data)
+    with np.load(vision / "data" / "evaluation.npz") as known:
+        for split, rows in (("training", slice(3000, 5000)), ("evaluation", slice(0, 2000))):
+            np.savez(data / f"{split}.npz", x=known["x"][rows], y=known["y"][rows])
+    model = ("python:samples.vision.network:build", "--weights", vision / "model.safetensors", "--data", data)
+    command = ("build", *model, "--shape", "x=1x1x28x28/8x1x28x28/64x1x28x28", "--recipe", tmp_path / "three.toml")
+    command = (*command, "--profile", PI, "--max-drop", "4%", "--out", tmp_path / "out", "--json")
+    process = subprocess.Popen(
+        edgekit.argv(*command),
+        env=edgekit.environment(home),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    seen: set[Path] = set()
+    while process.poll() is None and len(seen) < 2:
+        seen |= set(home.glob("scratch/*/train/checkpoint.safetensors"))
+        time.sleep(0.05)
+    assert process.poll() is None
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    done = subprocess.run(
+        edgekit.argv(*command),
+        env=edgekit.environment(home),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    ran = Ran(done.returncode, done.stdout, done.stderr)
+    assert ran.status == 0, ran.err
+    assert Path(ran.json["package"]).is_file()
+    found = ran.json["stages"]
+    assert sum(stage["cached"] for stage in found if stage["name"] == "distill") >= 2  # the first finds no teacher
+    rounds = [stage["facts"] for stage in found if stage["name"] == "repeat"]
+    assert [row["kept"] for row in rounds] == [True, True, True]
+    times = [row["latency_ms"] for row in rounds]
+    assert times == sorted(times, reverse=True)
+    pruned = [stage["facts"]["pruning"] for stage in found if stage["name"] == "prune-channels"]
+    assert pruned[-1]["after"]["macs"] < 0.7 * pruned[0]["before"]["macs"]
+    taught = [stage["facts"] for stage in found if stage["name"] == "distill"]
+    matched = [facts["features"]["history"] for facts in taught if facts.get("features")]
+    assert len(matched) == 3
+    assert all(history[0]["held_out"] < 0.5 for history in matched)  # projections start near the teacher
+    report = next((tmp_path / "out").glob("*.html")).read_text()
+    assert report.count("prune-channels") >= 3
 
 
 def test_a_teacher_with_other_classes_or_order(edgekit, project, tmp_path):

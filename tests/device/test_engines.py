@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 import onnx_models
-from edgekit.device import builds, engine_key, engine_ort, engine_trt, machine, trtexec
+from edgekit.device import builds, engine_key, engine_ort, engine_trt, machine, progress, trtexec
 
+MARK = progress.MARK
 CPU, CUDA, TRT = engine_ort.CPU, "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
 
@@ -340,9 +341,17 @@ class StandInTensorRt:
         def deserialize_cuda_engine(self, serialized):
             return StandInEngine() if serialized == b"engine" else None
 
-    @staticmethod
-    def nptype(dtype):
-        return {"INT32": np.int32}[dtype]
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs the extra trt-check")
+def test_types_are_told_by_the_names_that_nvidia_gives_them():
+    """In a child: the library ends some processes that load it without a driver."""
+    code = "import tensorrt_rtx as t; print(*(str(x.name) for x in t.DataType.__members__.values()))"
+    argv = [sys.executable, "-c", code]
+    told = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    assert set(engine_trt.NUMPY_TYPES) <= set(told)
+    assert engine_trt.numpy_type(types.SimpleNamespace(name="HALF")) == np.float16
+    with pytest.raises(RuntimeError, match="is BF16"):
+        engine_trt.numpy_type("BF16")
 
 
 def test_engine_moves_bytes_and_reuses_buffers():
@@ -468,11 +477,15 @@ def test_build_calls_are_those_of_nvidia(tmp_path, version):
 
     def build(path):
         argv = [sys.executable, "-c", RTX, str(path), version]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True, env=environment).stdout
+        return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True, env=environment)
 
-    assert build(model).startswith("built")
+    done = build(model)
+    assert done.stdout.startswith("built")
+    told = [json.loads(line[len(MARK) :]) for line in done.stderr.splitlines() if line.startswith(MARK)]
+    assert told, "its builder tells our monitor how far it is"
+    assert all(what.startswith("build the engine: ") and 0 <= at <= total for what, at, total in told)
     (tmp_path / "bad.onnx").write_bytes(b"no graph")
-    assert "cannot parse the model" in build(tmp_path / "bad.onnx")
+    assert "cannot parse the model" in build(tmp_path / "bad.onnx").stdout
 
 
 def test_flag_names_exist_where_they_can_be_looked_up():

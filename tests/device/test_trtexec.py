@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 import onnx_models
 from edgekit.device import trtexec, trtexec_run
 from edgekit.targets.figures import settled_latency
+from sshd import alive, wait_for
 
 TIMES = """[
   { "startEnqMs" : 499.119, "endEnqMs" : 499.151, "startH2dMs" : 499.122, "endH2dMs" : 499.303, "startComputeMs" : \
@@ -179,3 +182,31 @@ def test_what_goes_wrong_is_told_in_its_words(tmp_path, body, kind, words):
     script.chmod(0o755)
     with pytest.raises(kind, match=words):
         trtexec_run.run_trtexec([str(script)], 0.5 if "sleep" in body else 60)
+
+
+def test_whoever_ends_the_runner_ends_trtexec_and_nothing_half_stays(tmp_path, runner, job):
+    """As the far side of a broken link does: SIGTERM to the runner's group, in the middle of a build."""
+    marker = str(500 + os.getpid() % 1000 / 1000)
+    script = tmp_path / "tools" / "trtexec"
+    script.parent.mkdir()
+    script.write_text(
+        '#!/bin/sh\ncase "$*" in *--help*) echo "[TensorRT v100300]"; exit 0;; esac\n'
+        'for word; do case $word in --saveEngine=*) echo half > "${word#--saveEngine=}";; esac; done\n'
+        f"sleep {marker}\n"
+    )
+    script.chmod(0o755)
+    onnx_models.linear(tmp_path / "model.onnx")
+    np.savez(tmp_path / "in.npz", **{"0:x": np.zeros((2, 8), np.float32)})
+    process = subprocess.Popen(
+        [sys.executable, str(runner.path), "measure", str(job(runtime="tensorrt"))],
+        env={**os.environ, "PATH": f"{script.parent}:{os.environ['PATH']}"},
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    wait_for(lambda: alive(marker))
+    assert list(tmp_path.glob("*.engine.part"))
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(30) == 128 + signal.SIGTERM
+    wait_for(lambda: not alive(marker))
+    assert not list(tmp_path.glob("*.engine*"))
+    assert not (tmp_path / "result.json").exists()

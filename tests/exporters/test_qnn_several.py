@@ -83,6 +83,7 @@ def test_each_of_them_runs_in_its_own_chips_simulator(bundle, soc):
     assert np.abs(next(iter(found.values())) - expected).max() < 0.02 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_they_are_what_each_soc_gets_alone(bundle, tmp_path):
     for soc, name in PROFILES.items():

@@ -319,4 +319,4 @@ def test_a_child_that_dies_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(rtx, "_CHILD", broken)
     (found,) = rtx.check_with_rtx(tmp_path / "x.onnx")
     assert found.severity == "warning"
-    assert "died with status" in found.text
+    assert "died with signal SIGABRT" in found.text

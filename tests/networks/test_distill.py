@@ -214,6 +214,20 @@ def test_equal_features_have_no_distance_and_no_projection():
     assert float(matching.loss({"a": 2 * value}, {"b": value})) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("shape", [(3, 8, 5, 5), (3, 7, 8), (20, 8)], ids=["map", "sequence", "vector"])
+def test_projections_start_where_least_squares_puts_them(shape):
+    """A teacher whose channels depend on those that the student kept is met before anything is trained."""
+    axis = 1 if len(shape) == 4 else len(shape) - 1
+    mine = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    mix = torch.randn(8, 11, generator=torch.Generator().manual_seed(1))
+    theirs = (mine.movedim(axis, -1) @ mix + 1).movedim(-1, axis)
+    matching = Matching((("a", "b"),), {"a": mine}, {"b": theirs}, 0)
+    before = float(matching.loss({"a": mine}, {"b": theirs}).detach())
+    matching.solve([({"a": mine}, {"b": theirs})] * 3)
+    assert before > 0.3
+    assert float(matching.loss({"a": mine}, {"b": theirs}).detach()) < 1e-3
+
+
 def test_an_exported_program_is_finetuned_too(place, tmp_path):
     network = rebuild(place / "student")
     program = torch.export.export(

@@ -22,9 +22,20 @@ def net(name):
 def residual():
     return net("residual")
 
+def inverted():
+    return net("inverted")
+
+def dense():
+    return net("dense")
+
+def cross():
+    return net("cross")
+
 def gated():
     return net("gated")
 """
+FACTORIES = {"residual", "inverted", "dense", "cross", "gated"}
+"""ResNet, MobileNet, DenseNet, YOLO's concatenations, a gated transformer."""
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +68,7 @@ def models(names):
 
 
 FEW = ("llama", "residual")
-MANY = ("bert", "vit", "gated", *FEW)
+MANY = ("bert", "vit", "inverted", "dense", "cross", "gated", *FEW)
 
 
 @pytest.fixture(scope="module", params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"])
@@ -70,7 +81,7 @@ def pruned(request, tmp_path_factory):
         patch.chdir(base)
         for name, model in models(names).items():
             intake_torch(str(saved(model, base / f"hf-{name}")), base / name)
-        for name in {"residual", "gated"} & {*names}:
+        for name in FACTORIES & {*names}:
             intake_torch(f"python:net_of_prune:{name}", base / name)
         rounds = [(name, f"{name}-1", options(name)) for name in names]
         if names == MANY:

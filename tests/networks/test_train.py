@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edgekit import events
-from edgekit.errors import InputError, UnsupportedError
+from edgekit.errors import InputError
 from edgekit.networks.checkpoint import FILE, unique_state
 from edgekit.networks.feeds import LEAST, Feeds, write_feeds
 from edgekit.networks.losses import find_task
@@ -151,12 +151,6 @@ def test_a_parameter_that_is_not_finite_is_named(tmp_path):
 def test_too_few_samples_are_refused(tmp_path):
     with pytest.raises(InputError, match=f"{LEAST - 1} training samples are too few"):
         write_feeds(samples(LEAST - 1), tmp_path / "feeds", events.ignore)
-
-
-def test_several_processes_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UnsupportedError, match="one process"):
-        trained(tmp_path)
 
 
 def test_feeds_are_written_once_and_read_back_by_bucket(tmp_path):

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import time
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
 import kinds
+from aihub_service import NAME, needs_client, write_token
 from contract import onnx_artifact
 from edgekit.errors import InputError, LinkError, TargetError, UnsupportedError, UsageError
 from edgekit.exporter import load_exporter
@@ -22,72 +19,15 @@ from edgekit.jobs import encode_feeds
 from edgekit.profile import load_profile
 from edgekit.target import Bundle, is_simulator
 from edgekit.targets import aihub, aihub_told, open_target
-from edgekit.targets.aihub_job import compared
+from edgekit.targets.aihub_job import check_feed, compared
 
-STAND_IN = Path(__file__).resolve().parents[1] / "aihub_stand_in.py"
 PHONE = load_profile("snapdragon-8-gen3")
-NAME = "Stand-in Phone"
 URL = f"aihub://{NAME}"
-needs_client = pytest.mark.skipif(
-    not os.environ.get(aihub_told.PYTHON) and importlib.util.find_spec("qai_hub") is None,
-    reason="needs the extra aihub, or EDGEKIT_AIHUB_PYTHON",
-)
-
-
-class Service:
-    """The stand-in, running: what it is told, and what it was asked."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.told = {
-            "token": "good",
-            "devices": {NAME: ["soc-model:57", "hexagon:v75", "framework:onnx"], "Stand-in Board": ["framework:onnx"]},
-            "layers": {"NPU": 12},
-            "times": [500, 501, 502, 503] * 25,
-        }
-        self.tell()
-
-    def tell(self, **changes):
-        self.told |= changes
-        part = self.folder / "control.part"
-        part.write_text(json.dumps(self.told))
-        part.rename(self.folder / "control.json")
-
-    def asked(self, what):
-        lines = (self.folder / "requests.txt").read_text().splitlines()
-        return sum(line == what for line in lines)
 
 
 @pytest.fixture
-def service(tmp_path, monkeypatch):
-    folder = tmp_path / "service"
-    folder.mkdir()
-    running = Service(folder)
-    python = aihub_told.client_python("")
-    command = [python, "-P", str(STAND_IN), str(folder)]
-    with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        for _ in range(600):
-            if (folder / "port").exists() or process.poll() is not None:
-                break
-            time.sleep(0.05)
-        url = f"http://127.0.0.1:{(folder / 'port').read_text()}"
-        write_token(tmp_path, url, "good")
-        monkeypatch.setenv("QAIHUB_CLIENT_INI", str(tmp_path / "client.ini"))
-        monkeypatch.setenv("EDGEKIT_HOME", str(tmp_path / "home"))
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setattr(aihub, "POLL", 0.05)
-        monkeypatch.setattr(aihub, "PATIENCE", 1.0)
-        yield running
-    finally:
-        process.kill()
-        process.wait()
-
-
-def write_token(folder, url, token):
-    text = f"[api]\napi_token = {token}\napi_url = {url}\nweb_url = {url}\nverbose = True\n"
-    (folder / "client.ini").write_text(text)
+def service(aihub_service):
+    return aihub_service
 
 
 def bundle_of(model, folder):
@@ -327,6 +267,21 @@ def test_a_python_without_the_client_dies_aloud(monkeypatch, tmp_path):
     monkeypatch.setattr(aihub, "TOKEN_SECONDS", 5.0)
     with pytest.raises(TargetError, match="client died: status 1"):
         open_target(URL, PHONE).reach()
+
+
+@pytest.mark.parametrize(
+    ("feed", "match"),
+    [
+        ({"x": np.zeros((1, 4), np.float32)}, r"float32 \[1, 4\]; the model takes float32 \[1, 3\]"),
+        ({"x": np.zeros((3,), np.float32)}, "the model takes"),
+        ({"x": np.zeros((1, 3), np.float64)}, "is float64"),
+        ({"z": np.zeros((1, 3), np.float32)}, "takes x, not z"),
+        ({"x": np.zeros((1, 3), np.float32), "z": np.zeros(1)}, "takes x, not x, z"),
+    ],
+)
+def test_a_feed_that_does_not_fit_is_not_sent(tmp_path, feed, match):
+    with pytest.raises(InputError, match=match):
+        check_feed(feed, bundle_of(scaled(), tmp_path))
 
 
 @pytest.mark.parametrize("told", ["soon", "0", "-1", "1.5"])

@@ -17,6 +17,7 @@ from edgekit.budget import Budget, Verdict, dominated, judge, merge, parse_budge
 from edgekit.exporter import Exporter, load_exporter, refuse
 from edgekit.gate import Gate, Trial, findings_of
 from edgekit.metrics import find_metric
+from edgekit.networks.launched import together
 from edgekit.original import Original
 from edgekit.pipeline import Pipeline, StageRun
 from edgekit.plan import Given, Plan, make_plan
@@ -32,6 +33,7 @@ from edgekit.target import is_simulator
 from edgekit.targets import default_target, open_target
 
 
+@together(Result)
 def build(  # noqa: PLR0913 - one keyword per option of the command line
     model: str,
     *,
@@ -62,6 +64,9 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     listen: events.Listener = events.ignore,
 ) -> Result:
     """Turn a model into a validated package for a device.
+
+    Started several times over by torchrun or `accelerate launch`, the first process builds and the others help it to
+    train; all return the same.
 
     Args:
         model: a `.onnx` or `.pt2` file, a Hugging Face directory, `python:module:factory`, or a package.
@@ -111,7 +116,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         plan = make_plan(chosen, device, exporter, given)
         if dry_run:
             return _planned(plan)
-        machine = open_target(place, device, keep=shelf.root / "scratch") if place else None
+        machine = open_target(place, device, keep=shelf.root / "scratch", listen=listen) if place else None
         if machine is not None:
             machine.reach()  # an hour of work is not lost to a machine that is off
 

@@ -18,7 +18,7 @@ from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.exporter import Exporter
 from edgekit.plan import Alternatives, Plan, PlanEntry, Rounds
 from edgekit.profile import Profile
-from edgekit.score import Score
+from edgekit.score import Score, best_of
 from edgekit.stage import Context, Inputs, Stage, options_of
 from edgekit.store import Store
 
@@ -161,6 +161,8 @@ class Pipeline:
             tried = kept
             for stage in rounds.body:
                 tried = self.run_stage(stage, tried)
+                if tried.files == kept.files and _found(tried, "prune-nothing"):
+                    break  # training on would be no round of pruning
             if tried.files == kept.files:
                 self._told("repeat", {"round": number, "kept": True, "why": "nothing changed: the rounds end"})
                 return tried
@@ -191,7 +193,7 @@ class Pipeline:
                 where=f"recipe, choose from {', '.join(refused)}",
                 remedy="Choose a recipe that fits the model and the profile.",
             )
-        name, best, found = min(tried, key=lambda row: row[2].key())
+        name, best, found = tried[best_of([row[2] for row in tried])]
         scores = {row[0]: row[2].facts() for row in tried}
         why = found.why_before([row[2] for row in tried if row[0] != name])
         self._told("choose", {"chosen": name, "why": why, "scores": scores, "refused": refused})
@@ -313,6 +315,11 @@ def merge(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     if findings:
         merged["findings"] = findings
     return merged
+
+
+def _found(artifact: Artifact, rule: str) -> bool:
+    """Say whether the last stage of an artifact told a finding of a rule."""
+    return any(finding["rule"] == rule for finding in artifact.lineage[-1].facts.get("findings", ()))
 
 
 def _versions(distributions: tuple[str, ...]) -> dict[str, str]:

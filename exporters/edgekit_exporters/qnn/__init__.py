@@ -186,6 +186,7 @@ def _facts(context: Context, profile: Profile) -> dict[str, Any]:
         "options": options_of(profile),
         "compatibility": context.compatibility,
         "graphs": context.graphs,
+        "operators": context.operators,
         "refused": [msgspec.to_builtins(row) for row in context.refused],
         "estimate": msgspec.to_builtins(context.estimate),
         "compiler": f"onnxruntime-qnn {importlib.metadata.version('onnxruntime-qnn')}",

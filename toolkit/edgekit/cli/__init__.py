@@ -74,8 +74,12 @@ def _from_click(error: click.ClickException) -> UsageError:
 
 
 def _fail(error: EdgekitError, *, as_json: bool) -> int:
+    from edgekit.networks.launched import TOLD, place
     from edgekit.result import of_error
 
+    if TOLD in getattr(error, "__notes__", ()):
+        return error.exit_status  # by the first process
+    as_json = as_json and not place().follows  # one object on stdout, whoever else fails
     _print_error(of_error(error), str(error), as_json=as_json)
     return error.exit_status
 

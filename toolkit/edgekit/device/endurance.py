@@ -6,9 +6,10 @@ from typing import Any, Callable, Dict, List, Optional
 import numpy as np
 
 if __package__:
-    from . import latency
+    from . import latency, progress
 else:
     import latency  # type: ignore[import-not-found,no-redef]
+    import progress  # type: ignore[import-not-found,no-redef]
 
 WINDOW = 60.0
 """Seconds of a window; a run of less than three minutes has three windows."""
@@ -42,6 +43,8 @@ def sustain(
     window = window_of(seconds)
     windows = []  # type: Windows
     series = []  # type: Durations
+    total = int(seconds / window + 0.5)
+    progress.tell("sustained load", 0, total)
     begun = opened = clock()
     while True:
         before = clock()
@@ -51,6 +54,7 @@ def sustain(
         over = (now - begun) / 1e9 >= seconds - window / 2 - 1e-9 and (now - opened) / 1e9 >= window
         if (now - opened) / 1e9 >= window:
             windows.append(dict(state=state(), **latency.describe(latency.check(series))))
+            progress.tell("sustained load", min(len(windows), total), total)
             series, opened = [], clock()
         if over:
             break

@@ -29,11 +29,15 @@ It imports nothing of edgekit. A job is a JSON object; paths in it are relative 
                energy_seconds (0) of runs beside tegrastats, and sustained (0) seconds of runs without a pause
     result     where the result goes: a JSON object, written whole or not at all
 
+Long work tells how far it is on standard error, in lines that begin with `edgekit-progress: `.
+
 Exit status: 0 done, 1 an error that the result tells ({"error": {"kind", "text", "remedy"}}), 2 no usable job.
 """
 
+import errno
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -51,6 +55,7 @@ else:  # started as a program, its siblings beside it
     import timing  # type: ignore[import-not-found,no-redef]
 
 SCHEMA = 1
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _REMEDY = "Install it where the runner runs: {} -m pip install onnxruntime (on a Jetson, JetPack brings tensorrt)."
 
 
@@ -60,6 +65,7 @@ def main(argv: Any) -> int:
         sys.stderr.write((__doc__ or "").split("\n\n")[1] + "\n")
         return 2
     command, path = argv
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing half stays
     if command == "probe":
         write_json(path, machine.probe())
         return 0
@@ -97,10 +103,12 @@ def read_job(path: str) -> Dict[str, Any]:
 
 
 def describe(error: BaseException) -> Dict[str, str]:
-    """Return an error as {"kind", "text", "remedy"}; kinds: missing, refused, input, memory, model, run."""
+    """Return an error as {"kind", "text", "remedy"}; kinds: missing, refused, input, memory, space, model, run."""
     text = "{}".format(error) or type(error).__name__
     if isinstance(error, ImportError):
         return {"kind": "missing", "text": text, "remedy": _REMEDY.format(sys.executable)}
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return {"kind": "space", "text": text, "remedy": ""}
     kinds = (
         (latency.RefusedError, "refused"),
         (engines.LoadError, "model"),
@@ -122,6 +130,11 @@ def write_json(path: str, value: Any) -> None:
     os.replace(path + ".part", path)
 
 
+def _remove(path: str) -> None:
+    if os.path.exists(path):
+        os.unlink(path)
+
+
 def infer(job: Dict[str, Any], folder: str) -> Dict[str, Any]:
     """Run every feed of every input file; outputs go to files of the same names in the output folder."""
     engine = engines.open_engine(job, folder)
@@ -131,11 +144,15 @@ def infer(job: Dict[str, Any], folder: str) -> Dict[str, Any]:
     begun, worked, count, written = time.perf_counter(), time.process_time(), 0, []
     for name in job["inputs"]:
         target = os.path.join(out, os.path.basename(name))
-        with zipfile.ZipFile(target + ".part", "w", method) as archive:
-            for index, feed in enumerate(arrays.read_feeds(os.path.join(folder, name), job.get("layout", "feeds"))):
-                arrays.write_feed(archive, index, engine.run(engine.prepare(feed)))
-                count += 1
-        os.replace(target + ".part", target)
+        try:
+            with zipfile.ZipFile(target + ".part", "w", method) as archive:
+                for index, feed in enumerate(arrays.read_feeds(os.path.join(folder, name), job.get("layout", "feeds"))):
+                    arrays.write_feed(archive, index, engine.run(engine.prepare(feed)))
+                    count += 1
+            os.replace(target + ".part", target)
+        except BaseException:
+            _remove(target + ".part")
+            raise
         written.append(os.path.join(job["outputs"], os.path.basename(name)))
     return {
         "engine": engine.facts,

@@ -6,7 +6,7 @@ import time
 from typing import Any, Dict
 
 if __package__:
-    from . import arrays, builds, endurance, engines, latency, machine, power, trtexec
+    from . import arrays, builds, endurance, engines, latency, machine, power, progress, trtexec
 else:
     import arrays  # type: ignore[import-not-found,no-redef]
     import builds  # type: ignore[import-not-found,no-redef]
@@ -15,6 +15,7 @@ else:
     import latency  # type: ignore[import-not-found,no-redef]
     import machine  # type: ignore[import-not-found,no-redef]
     import power  # type: ignore[import-not-found,no-redef]
+    import progress  # type: ignore[import-not-found,no-redef]
     import trtexec  # type: ignore[import-not-found,no-redef]
 
 
@@ -49,11 +50,13 @@ def _time(job: Dict[str, Any], folder: str, feed: Dict[str, Any], runs: int) -> 
     load_ms = (time.perf_counter() - begun) * 1e3
     ready = engine.prepare(feed)
     before = machine.state()
+    progress.tell("warm up and time")
     warmup, timed = latency.collect(
         lambda: engine.run(ready), runs, float(job.get("max_seconds", 600)), float(job.get("min_seconds", 1))
     )
     more = {}  # type: Dict[str, Any]
     if job.get("energy_seconds"):
+        progress.tell("measure energy")
         more["energy"] = power.measure_energy(lambda: engine.run(ready), float(job["energy_seconds"]))
     if job.get("sustained"):
         more["sustained"] = endurance.sustain(lambda: engine.run(ready), float(job["sustained"]), machine.state)
@@ -84,9 +87,11 @@ def _time_with_trtexec(job: Dict[str, Any], folder: str, feed: Any, runs: int, t
     free = machine.available_bytes()
     model = os.path.join(folder, job["model"])
     engine = trtexec.TrtexecEngine(tool, model, engines.gpu_key(), builds.build_of(job, model))
+    progress.tell("warm up and time")
     timed = engine.time(feed, runs, float(job.get("max_seconds", 600)))
     more = {}  # type: Dict[str, Any]
     if job.get("energy_seconds"):
+        progress.tell("measure energy")
         more["energy"] = engine.energy(feed, float(job["energy_seconds"]))
     if job.get("sustained"):
         more["sustained"] = engine.sustain(feed, float(job["sustained"]), machine.state)

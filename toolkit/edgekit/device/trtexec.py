@@ -9,13 +9,14 @@ import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 if __package__:
-    from . import builds, endurance, engine_key, latency, power, trtexec_run
+    from . import builds, endurance, engine_key, latency, power, progress, trtexec_run
 else:
     import builds  # type: ignore[import-not-found,no-redef]
     import endurance  # type: ignore[import-not-found,no-redef]
     import engine_key  # type: ignore[import-not-found,no-redef]
     import latency  # type: ignore[import-not-found,no-redef]
     import power  # type: ignore[import-not-found,no-redef]
+    import progress  # type: ignore[import-not-found,no-redef]
     import trtexec_run  # type: ignore[import-not-found,no-redef]
 
 WARM_UP_MS = 500
@@ -137,6 +138,7 @@ class TrtexecEngine:
         self._path = engine_key.engine_path(build.source(model), parts)
         if os.path.isfile(self._path):
             return
+        progress.tell("build the engine")
         begun, half, cache = time.monotonic(), self._path + ".part", self._path + ".cache"
         try:
             if build.calibration is not None:
@@ -181,7 +183,9 @@ class TrtexecEngine:
         """
         window = endurance.window_of(seconds)
         windows, begun, busy = [], time.monotonic(), 0.0  # type: List[Dict[str, Any]], float, float
+        total = int(seconds / window + 0.5)
         while not windows or time.monotonic() - begun < seconds - window / 2:
+            progress.tell("sustained load", min(len(windows), total), total)
             timed = self._run(feed, LEAST_RUNS, window, window + PATIENCE, state=state)
             told = latency.describe(latency.check(timed.series))
             windows.append(dict(told, state=timed.state))

@@ -1,8 +1,6 @@
 """NVIDIA's trtexec as a child process that is watched while it works. Standard library, Python 3.8."""
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -64,9 +62,8 @@ def run_trtexec(argv: List[str], timeout: float, watch: Optional[Watch] = None) 
     """
     watch = watch or Watch()
     said = []  # type: List[str]
-    child = subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-    )
+    # in the runner's own session: whoever ends the runner's group ends it too
+    child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert child.stdout is not None
     reader = threading.Thread(target=watch.read, args=(_noting(child.stdout, said),), daemon=True)
     reader.start()
@@ -85,8 +82,7 @@ def run_trtexec(argv: List[str], timeout: float, watch: Optional[Watch] = None) 
         watch.look(ended=True)
     finally:
         if child.returncode is None:
-            with contextlib.suppress(OSError):
-                os.killpg(child.pid, signal.SIGKILL)
+            child.kill()
             child.wait()
         reader.join(5)
         child.stdout.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,17 @@ from edgekit.networks.child import Tell
 from edgekit.networks.features import Matching, pair_layers, watched
 from edgekit.networks.feeds import Batch, Feeds
 from edgekit.networks.finetune import Goal, make_goal, opened, schedule_of
+from edgekit.networks.launched import place
 from edgekit.networks.network import Network, evaluating
 from edgekit.networks.saving import save_network
 from edgekit.networks.student import write_smaller
-from edgekit.networks.train import Forward, Loss, Schedule, Tensors, fit, runner_of
+from edgekit.networks.train import Forward, Loss, Schedule, Tensors, fit, outputs_of, runner_of
 
 if TYPE_CHECKING:
     import torch
+
+_SOLVED = 16
+"""Batches over which projections are solved for before anything is trained."""
 
 
 def distill(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
@@ -43,7 +48,7 @@ def distill(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
 
     torch.set_num_threads(int(arguments["threads"]))
     if arguments["config"]:
-        smaller = Path(arguments["scratch"]) / "smaller"
+        smaller = Path(arguments["scratch"]) / f"smaller-{place().rank}"  # several processes write one each
         shutil.rmtree(smaller, ignore_errors=True)
         smaller.mkdir(parents=True)
         write_smaller(Path(arguments["folder"]), smaller, arguments["config"], int(arguments["seed"]))
@@ -101,6 +106,7 @@ def _match_features(
             if not pairs:
                 findings.append(_nothing("no row of blocks was found in student and teacher"))
             return None
+        matching.solve(_seen(runner, guide, feeds, mine, theirs))
         both = _with_projections(runner, matching.projections)
         loss = _loss(matching, guide, mine, theirs)
         base = schedule_of(arguments, network)
@@ -116,6 +122,16 @@ def _others(pairs: tuple[tuple[str, str], ...]) -> list[str]:
     return [other for _, other in pairs]
 
 
+def _seen(
+    runner: torch.nn.Module, guide: torch.nn.Module, feeds: Feeds, mine: Tensors, theirs: Tensors
+) -> Iterator[tuple[Tensors, Tensors]]:
+    """Yield the features of both on some training batches."""
+    for samples in feeds.epoch(0)[:_SOLVED]:
+        for module in (runner, guide):
+            list(outputs_of(module, feeds, [samples]))
+        yield mine, theirs
+
+
 def _loss(matching: Matching, guide: torch.nn.Module, mine: Tensors, theirs: Tensors) -> Loss:
     import torch
 
@@ -124,7 +140,7 @@ def _loss(matching: Matching, guide: torch.nn.Module, mine: Tensors, theirs: Ten
         theirs.clear()
         guide.to(next(iter(feed.values())).device)
         with torch.no_grad(), evaluating(guide):
-            guide(feed)
+            guide({name: value.contiguous() for name, value in feed.items()})
         forward(feed)
         return {"features": matching.loss(mine, theirs)}
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from edgekit.errors import UsageError, did_you_mean
 
@@ -15,6 +15,7 @@ MOST = 4
 """Pairs of layers that are matched when none are named."""
 
 _TINY = 1e-8
+_RIDGE = 1e-4  # of the mean square of a channel: features of a pruned network may depend on each other
 
 Pairs = tuple[tuple[str, str], ...]
 Tensors = dict[str, "torch.Tensor"]
@@ -141,6 +142,38 @@ class Matching:
         self.pairs = tuple(pair for pair in pairs if pair[0] in self._axes)
         self.left_out = tuple(pair for pair in pairs if pair[0] not in self._axes)
 
+    def solve(self, seen: Iterable[tuple[Tensors, Tensors]]) -> None:
+        """Set the projections to those of least squares over the features of some batches.
+
+        A projection that starts at random would pull the student towards what it has yet to learn itself.
+        """
+        import torch
+
+        sums: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        for mine, theirs in seen:
+            for own, other in self.pairs:
+                if _key(own) not in self.projections:
+                    continue
+                given, wanted = self._rows(own, mine[own], theirs[other])
+                given = torch.cat([given, torch.ones_like(given[:, :1])], 1)
+                gram, cross = given.T @ given, given.T @ wanted
+                known = sums.get(own)
+                sums[own] = (gram, cross) if known is None else (known[0] + gram, known[1] + cross)
+        for own, (gram, cross) in sums.items():
+            ridge = _RIDGE * gram.diagonal().mean().clamp_min(_TINY)
+            found = torch.linalg.solve(gram + ridge * torch.eye(len(gram), dtype=gram.dtype), cross)
+            linear = cast("torch.nn.Linear", self.projections[_key(own)])
+            with torch.no_grad():
+                linear.weight.copy_(found[:-1].T)
+                linear.bias.copy_(found[-1])
+
+    def _rows(self, name: str, mine: torch.Tensor, theirs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return both features as float64 rows [positions, channels]."""
+        axis = self._axes[name]
+        theirs = _as_large_as(mine, theirs)
+        flat = [value.detach().double().cpu().movedim(axis, -1) for value in (mine, theirs)]
+        return flat[0].reshape(-1, flat[0].shape[-1]), flat[1].reshape(-1, flat[1].shape[-1])
+
     def loss(self, mine: Tensors, theirs: Tensors) -> torch.Tensor:
         """Return the mean squared error of the features, in units of the teacher's mean square, over all pairs."""
         import torch
@@ -149,14 +182,20 @@ class Matching:
         return torch.stack(found).mean()
 
     def _one(self, name: str, mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-        from torch.nn import functional
-
         axis = self._axes[name]
-        if mine.dim() == 4 and mine.shape[2:] != theirs.shape[2:]:  # noqa: PLR2004 - maps of other sizes
-            theirs = functional.adaptive_avg_pool2d(theirs, list(mine.shape[2:]))  # type: ignore[arg-type]  # sizes are ints
+        theirs = _as_large_as(mine, theirs)
         if _key(name) in self.projections:
             mine = self.projections[_key(name)](mine.movedim(axis, -1)).movedim(-1, axis)
         return ((mine - theirs) ** 2).mean() / (theirs**2).mean().clamp_min(_TINY)
+
+
+def _as_large_as(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """Return the teacher's map averaged to the size of the student's, where they differ."""
+    from torch.nn import functional
+
+    if mine.dim() == 4 and mine.shape[2:] != theirs.shape[2:]:  # noqa: PLR2004 - maps
+        return functional.adaptive_avg_pool2d(theirs, list(mine.shape[2:]))  # type: ignore[arg-type]  # sizes are ints
+    return theirs
 
 
 def _key(name: str) -> str:

@@ -12,6 +12,7 @@ from edgekit.artifact import Artifact, digest
 from edgekit.errors import UsageError
 from edgekit.networks.child import run_in_child
 from edgekit.networks.feeds import write_feeds
+from edgekit.networks.launched import lead
 from edgekit.networks.program import ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def train_in_child(
 ) -> dict[str, Any]:
     """Run `module:function` in a child process with what every training needs, and return its facts.
 
+    Where a launcher started several processes, each runs it in a child of its own, and they train together.
+
     Args:
         task: what runs; it is given `folder`, `scratch`, `feeds`, `threads`, `seed` and `options`.
         inputs: the stage's inputs.
@@ -58,7 +61,7 @@ def train_in_child(
         listen=context.listen,
         threads=context.threads,
         deadline=context.deadline,
-        environment=environment,
+        environment=lead(task, arguments, environment),
     )
     return facts
 

@@ -2,27 +2,28 @@
 
 A tenth of the training samples is never trained on: its loss says which epoch is kept. The evaluation split has no
 part in it. Every epoch draws its random numbers anew from the seed, so that a training that was killed and resumed
-ends where an uninterrupted one does.
+ends where an uninterrupted one does. Several processes (see `launched`) take a share of the batches each.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgekit import events
-from edgekit.errors import UnsupportedError
+from edgekit.errors import InputError
 from edgekit.networks.checkpoint import State, load_unique, read_checkpoint, unique_state, write_checkpoint
 from edgekit.networks.child import Tell
 from edgekit.networks.faults import check_finite, name_fault
 from edgekit.networks.feeds import Batch, Feeds
+from edgekit.networks.layout import channels_last, takes_channels_last
 from edgekit.networks.network import Network, evaluating, flatten
 from edgekit.networks.norms import hold_norms, norms_of, restore, settling, statistics
+from edgekit.networks.repeatable import deterministic, seed_all
+from edgekit.networks.team import Team
 
 if TYPE_CHECKING:
     import torch
@@ -132,15 +133,9 @@ def fit(  # noqa: PLR0913 - keyword-only; each stands for itself
 
     Raises:
         InputError: the loss is not finite; names the module or parameter.
-        UnsupportedError: it was started as one of several processes.
     """
-    import torch
-
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        remedy = "Start edgekit itself, not through a launcher."
-        raise UnsupportedError("training runs in one process", where="WORLD_SIZE", remedy=remedy)
     scratch.mkdir(parents=True, exist_ok=True)
-    with _deterministic(torch):
+    with deterministic():
         return _Run(
             module=module,
             feeds=feeds,
@@ -169,14 +164,20 @@ class _Run:
         from accelerate import Accelerator
 
         self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
+        self.team = Team(self.accelerator)
         self.peaks = [float(group["lr"]) for group in groups]
         optimizer = torch.optim.AdamW(groups)
-        self.prepared, self.optimizer = self.accelerator.prepare(self.module, optimizer)
+        self.module.to(self.accelerator.device)
+        self.optimizer = self.accelerator.prepare(optimizer)
+        self.channels_last = False
+        self.channels_last = takes_channels_last(self.module, self._feed(self.feeds.load(self.feeds.held_out()[0])))
+        if self.channels_last:
+            self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
         fitted, best, start = self._resumed()
         for epoch in range(start, self.schedule.epochs + 1):
             if epoch - 1 - fitted.best >= self.schedule.patience:
                 break
-            _seed(self.schedule.seed, epoch)
+            seed_all(self.schedule.seed, epoch, *([self.team.rank] if self.team.rank else []))
             row = self._epoch(epoch)
             row["held_out"] = self._judged(epoch / self.schedule.epochs)
             fitted.history.append(row)
@@ -184,17 +185,20 @@ class _Run:
                 fitted.best, best = epoch, unique_state(self.module)
             self._save(fitted, best)
         load_unique(self.module, best)
-        self.module.to("cpu")
+        self.module.to(memory_format=torch.contiguous_format).to("cpu")  # type: ignore[call-overload]
         return fitted
 
     def _resumed(self) -> tuple[Fitted, State, int]:
         """Return what was done, the best state, and the epoch to go on with."""
         found = read_checkpoint(self.scratch, self.module, self.optimizer)
+        self.team.wait()
         if found is not None:
             progress, best = found
+            self.team.start_alike(self.module)
             fitted = Fitted(history=progress["history"], best=progress["best"])
             return fitted, best, len(fitted.history)
         fitted = Fitted(history=[self._settled({"held_out": self._judged(0.0)})])
+        self.team.start_alike(self.module)
         best = unique_state(self.module)
         self._save(fitted, best)
         return fitted, best, 1
@@ -217,13 +221,13 @@ class _Run:
         return {"before_norms": start["held_out"], "held_out": found}
 
     def _save(self, fitted: Fitted, best: State) -> None:
+        if not self.team.leads:
+            return
         progress = {"history": fitted.history, "best": fitted.best}
         write_checkpoint(self.scratch, progress, unique_state(self.module), best, self.optimizer)
 
     def _epoch(self, epoch: int) -> dict[str, float]:
-        import torch
-
-        plan = self.feeds.epoch(epoch)
+        plan = self.team.steps(self.feeds.epoch(epoch))
         total, sums = self.schedule.epochs * len(plan), dict[str, float]()
         _set_training(self.module, on=True)
         hold_norms(self.module)
@@ -231,23 +235,35 @@ class _Run:
         for step, samples in enumerate(plan):
             done = ((epoch - 1) * len(plan) + step) / total
             self._set_rate(done)
-            batch = self.feeds.load(samples)
-            where = f"epoch {epoch}, step {step + 1}"
-            terms = self.loss(self._forward, batch, self._feed(batch), done)
-            value = torch.stack(list(terms.values())).sum()
-            found = float(value.detach())
-            if not math.isfinite(found):
-                raise name_fault(self.module, self._forward, self._feed(batch), f"{where}: the loss is {found}")
             self.optimizer.zero_grad()
-            self.accelerator.backward(value)
-            check_finite(self.module, where)
+            terms, fault = self._backward(self.feeds.load(samples), done, f"epoch {epoch}, step {step + 1}")
+            self.team.average_gradients(self.module, fault)
             self.accelerator.clip_grad_norm_(self.module.parameters(), _CLIP)
             self.optimizer.step()
             self.after_step()
-            for name, term in terms.items():
-                sums[name] = sums.get(name, 0.0) + float(term.detach())
+            for name, value in terms.items():
+                sums[name] = sums.get(name, 0.0) + value
             self.tell(events.Progress(label=label, done=step + 1, total=len(plan)))
-        return {name: value / len(plan) for name, value in sums.items()}
+        means = self.team.total(*(value / len(plan) / self.team.size for value in sums.values()))
+        return dict(zip(sums, means, strict=True))
+
+    def _backward(self, batch: Batch, done: float, where: str) -> tuple[dict[str, float], InputError | None]:
+        """Leave the gradients of one batch; return the terms of its loss, and what is not finite."""
+        import torch
+
+        feed = self._feed(batch)
+        terms = self.loss(self._forward, batch, feed, done)
+        value = torch.stack(list(terms.values())).sum()
+        found = float(value.detach())
+        told = {name: float(term.detach()) for name, term in terms.items()}
+        if not math.isfinite(found):
+            return told, name_fault(self.module, self._forward, feed, f"{where}: the loss is {found}")
+        self.accelerator.backward(value)
+        try:
+            check_finite(self.module, where)
+        except InputError as error:
+            return told, error
+        return told, None
 
     def _judged(self, done: float) -> float:
         """Return the mean held-out loss, sample by sample."""
@@ -255,24 +271,29 @@ class _Run:
 
         found, count = 0.0, 0
         with torch.no_grad(), evaluating(self.module):
-            for samples in self.feeds.held_out():
+            for samples in self.team.share(self.feeds.held_out()):
                 batch = self.feeds.load(samples)
-                terms = self.judge(self._forward, batch, self._feed(batch), done)
-                found += float(sum(terms.values())) * len(samples)
+                feed = self._feed(batch)
+                terms = self.judge(self._forward, batch, feed, done)
+                value = float(sum(terms.values()))
+                if not math.isfinite(value) and self.team.size == 1:
+                    raise name_fault(self.module, self._forward, feed, "the held-out loss is not finite")
+                found += value * len(samples)
                 count += len(samples)
+        found, samples_seen = self.team.total(found, float(count))
         if not math.isfinite(found):
-            with torch.no_grad(), evaluating(self.module):
-                raise name_fault(self.module, self._forward, self._feed(batch), "the held-out loss is not finite")
-        return found / count
+            raise InputError("the held-out loss is not finite", where="loss", remedy="Lower the stage's `rate`.")
+        return found / samples_seen
 
     def _forward(self, feed: Tensors) -> Tensors:
-        outputs: Tensors = self.prepared(feed)
+        outputs: Tensors = self.module(feed)
         return outputs
 
     def _feed(self, batch: Batch) -> Tensors:
         import torch
 
-        return {name: torch.from_numpy(array).to(self.accelerator.device) for name, array in batch.feed.items()}
+        feed = {name: torch.from_numpy(array).to(self.accelerator.device) for name, array in batch.feed.items()}
+        return channels_last(feed) if self.channels_last else feed
 
     def _set_rate(self, done: float) -> None:
         factor = done / _WARM if done < _WARM else 0.5 * (1 + math.cos(math.pi * (done - _WARM) / (1 - _WARM)))
@@ -293,27 +314,3 @@ def outputs_of(module: torch.nn.Module, feeds: Feeds, plan: list[list[int]]) -> 
 def _set_training(module: torch.nn.Module, *, on: bool) -> None:
     for part in module.modules():  # `train()` is refused by the module of an exported program
         part.training = on
-
-
-def _seed(seed: int, epoch: int) -> None:
-    import numpy as np
-    import torch
-
-    number = int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
-    random.seed(number)
-    np.random.seed(number)  # noqa: NPY002 - the user's modules may use the global generator
-    torch.manual_seed(number)
-
-
-class _deterministic:  # noqa: N801 - a context, used once
-    """Let torch use deterministic algorithms only, as far as it has them, and put its choice back."""
-
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
-
-    def __enter__(self) -> None:
-        self._before = self._torch.are_deterministic_algorithms_enabled()
-        self._torch.use_deterministic_algorithms(mode=True, warn_only=True)
-
-    def __exit__(self, *_: object) -> None:
-        self._torch.use_deterministic_algorithms(mode=self._before)

@@ -24,7 +24,7 @@ from edgekit.jobs import encode_feeds, read_feeds
 from edgekit.profile import Profile
 from edgekit.store import default_root
 from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
-from edgekit.targets.aihub_job import compared, compile_options, inputs_of, model_of, restored
+from edgekit.targets.aihub_job import check_feed, compared, compile_options, inputs_of, model_of, restored
 from edgekit.targets.aihub_told import as_error, client_python, device_findings, profile_figures, unit_finding
 from edgekit.targets.chunks import check_outputs, chunks, plain, read_outputs
 from edgekit.transports.process import run_process
@@ -158,6 +158,8 @@ class AiHubTarget:
     ) -> dict[str, Any]:
         """Compile the graph and run it on feeds; outputs lie in `outputs.npz` of the scratch folder then."""
         arrays = [{name: plain(name, array) for name, array in feed.items()} for feed in feeds]
+        for feed in arrays:
+            check_feed(feed, bundle)
         inputs = scratch / "feeds.npz"
         inputs.write_bytes(encode_feeds(arrays))
         model, sums = model_of(bundle, scratch)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from edgekit.artifact import sha256_file
+from edgekit.errors import InputError
 from edgekit.target import Bundle, Feed, Tolerance
 
 RUNTIME = "precompiled_qnn_onnx"
@@ -25,6 +26,24 @@ def restored(outputs: Feed, bundle: Bundle) -> Feed:
         return outputs
     kept = {spec["name"]: np.dtype(spec["dtype"]) for spec in specs}
     return {name: outputs[name].astype(dtype, copy=False) for name, dtype in kept.items()}
+
+
+def check_feed(feed: Mapping[str, Any], bundle: Bundle) -> None:
+    """Raise InputError for a feed that the graph does not take, before it has been sent and waited for."""
+    specs = bundle.facts.get("graphs", {}).get(bundle.facts["model"], {}).get("inputs", [])
+    wanted = {str(spec["name"]): spec for spec in specs}
+    remedy = "Compare the data's preprocessing with the model's inputs."
+    if wanted and set(wanted) != set(feed):
+        text = f"the model takes {', '.join(wanted)}, not {', '.join(feed)}"
+        raise InputError(text, where="inputs", remedy=remedy)
+    for name, spec in wanted.items():
+        array, shape = feed[name], list(spec["shape"])
+        fits = len(shape) == array.ndim and all(
+            size == found for size, found in zip(shape, array.shape, strict=True) if isinstance(size, int)
+        )
+        if not fits or str(array.dtype) != spec["dtype"]:
+            text = f"is {array.dtype} {list(array.shape)}; the model takes {spec['dtype']} {shape}"
+            raise InputError(text, where=f"input '{name}'", remedy=remedy)
 
 
 def compared(found: Any, wanted: Any, tolerance: Tolerance) -> dict[str, Any]:

@@ -1,0 +1,63 @@
+"""`compress.py text`: a BERT classifier of sentences at 32 tokens, as samples/text has it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from benchmarks.compress import EPOCHS, QAT_EPOCHS, ROUNDS, Bench, goal, quantized, rounds
+from edgekit.store import Store
+
+LENGTH = 32
+CALIBRATION = 256
+HALF = 1 - 0.5 ** (1 / ROUNDS)
+SHAPE = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), (LENGTH,))
+
+
+def text(options: argparse.Namespace, shelf: Store) -> Bench:
+    """Run all stages; see `compress.py`."""
+    data = _data(options.data, options.work / "data", options.sentences, options.evaluation)
+    bench = Bench(shelf, str(options.model), None, data, SHAPE)
+    whole = bench.graph(bench.source)
+    original = bench.add("original", whole)
+
+    after8, trained8 = quantized(bench, whole, "original, int8 weights and activations", mode="static")
+    after4, trained4 = quantized(bench, whole, "original, 4 bits, nearest", bits=4, method="rtn")
+    bare = rounds(bench, bench.source, HALF, None)
+    bench.add("pruned, not trained", bench.graph(bare[-1]))
+    tuned = rounds(bench, bench.source, HALF, "finetune")
+    bench.add("pruned, fine-tuned", bench.graph(tuned[-1]), ROUNDS * EPOCHS)
+    taught = rounds(bench, bench.source, HALF, "distill", feature_epochs=1)
+    best = bench.graph(taught[-1])
+    bench.add("pruned, distilled", best, ROUNDS * (EPOCHS + 1))
+
+    bench.time(["original", "pruned, distilled"])
+
+    start, floor = bench.accuracy("original"), bench.accuracy("pruned, distilled")
+    lost = start - bench.accuracy("pruned, not trained")
+    half = next(row for row in bench.rows if row.name == "pruned, distilled").macs / original.macs
+    speed = original.latency[32] / next(row for row in bench.rows if row.name == "pruned, distilled").latency[32]
+    print()
+    goal("share of MACs gone", 100 * (1 - half), 50 - 2)
+    goal("share of the loss recovered by distillation, %", 100 * (floor - start + lost) / lost, 50)
+    goal("int8 QAT against float, points", trained8 - start, -0.3)
+    goal("4-bit QAT over 4-bit PTQ, points", trained4 - after4, 0.01)
+    goal("speed-up at batch 32 over ratio of MACs", speed * half, 0.7)
+    for name, after, trained in (("int8", after8, trained8), ("4 bits", after4, trained4)):
+        if start - after >= 1:
+            goal(f"share recovered by QAT, {name}, %", 100 * (trained - after) / (start - after), 70)
+        else:
+            print(f"{name} loses {start - after:.2f} points only ({QAT_EPOCHS} epochs): nothing to recover")
+    return bench
+
+
+def _data(given: Path, folder: Path, sentences: int, evaluation: int) -> Path:
+    """Cut the sample's data to size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in (("calibration", CALIBRATION), ("training", sentences), ("evaluation", evaluation)):
+        lines = (given / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()[:count]
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    rules = (given / "preprocessing.toml").read_text(encoding="utf-8")
+    rules = rules.replace('"../', f'"{given.resolve().parent}/').replace("max_length = 64", f"max_length = {LENGTH}")
+    (folder / "preprocessing.toml").write_text(rules, encoding="utf-8")
+    return folder
