@@ -31,7 +31,10 @@ OURS: dict[str, dict[str, Any]] = {
     "edgekit gptq, embedding 4 bits": {"method": "gptq", "embedding_bits": 4},
     "edgekit gptq, mixed at the size of uniform": {"method": "gptq", "mean_bits": 5.44},
     "edgekit gptq, mixed, 6.2 bits": {"method": "gptq", "mean_bits": 6.2},
-    "edgekit gptq, 8 bits, block 64": {"method": "gptq", "bits": 8, "block": 64, "symmetric": True},
+    "edgekit rtn, 8 bits": {"method": "rtn", "bits": 8},
+    "edgekit gptq, 8 bits": {"method": "gptq", "bits": 8},
+    "edgekit gptq, 8 bits, 8-bit activations": {"method": "gptq", "bits": 8, "activation_bits": 8},
+    "edgekit gptq, 8.29 bits": {"method": "gptq", "bits": 8, "mean_bits": 8.29},
     "edgekit int8 weights per channel": {"mode": "weights"},
     "edgekit int8 weights per channel, learned": {"mode": "weights", "rounding": "learned"},
 }

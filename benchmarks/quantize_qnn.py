@@ -65,7 +65,7 @@ def small_vit() -> tuple[onnx.ModelProto, Feeds]:
 
 
 def by_edgekit(model: onnx.ModelProto, feeds: Feeds, options: dict[str, Any], folder: Path) -> onnx.ModelProto:
-    """Run the exporter's graph passes and quantize-int8."""
+    """Run the exporter's graph passes, equalize and quantize-int8."""
     import house
     from contract import onnx_artifact
     from edgekit.exporter import load_exporter
@@ -75,7 +75,8 @@ def by_edgekit(model: onnx.ModelProto, feeds: Feeds, options: dict[str, Any], fo
 
     profile, exporter = load_profile(PROFILE), load_exporter("qnn")
     stages = [(spec.name, spec.options) for spec in exporter.prepare(profile)]
-    for number, (name, chosen) in enumerate([*stages, ("equalize", {}), ("quantize-int8", options)]):
+    equalize = {"precision": options["precision"]}
+    for number, (name, chosen) in enumerate([*stages, ("equalize", equalize), ("quantize-int8", options)]):
         place = folder / f"stage{number}"
         artifact = onnx_artifact(model, place / "in")
         for part in ("out", "scratch"):

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-pytest_plugins = ["sshd", "command", "emulator"]
+pytest_plugins = ["sshd", "command", "emulator", "aihub_service"]
 
 PROGRAMS = {
     "busybox": "busybox",

@@ -60,7 +60,7 @@ def machine(monkeypatch):
     known = constants_of(load_profile("host"))
     known = replace(known, peaks=tuple(3 * peak for peak in known.peaks), launch=1e-6, bandwidth=3 * known.bandwidth)
 
-    def open_target(_url, profile):
+    def open_target(_url, profile, **_):
         return Machine(known, profile.runtime)
 
     monkeypatch.setattr(use_case, "open_target", open_target)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from edgekit.artifact import MAIN
 from edgekit.budget import Budget, Figure, dominated
@@ -15,10 +15,11 @@ from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.exporter import load_exporter
 from edgekit.gate import RUNS, Gate, model_size
 from edgekit.original import OUTPUTS, Original
+from edgekit.profile import load_profile
 from edgekit.sources import ingest
 from edgekit.store import Store
 from edgekit.target import Bundle
-from house import dataset, profile
+from house import calibration_data, dataset, profile
 from onnx_models import linear, noisy
 
 
@@ -222,6 +223,26 @@ def test_scores_sort_by_budget_then_time_then_size_then_accuracy(gate, publish):
     assert sorted(mixed, key=Score.key) == ranked
 
 
+@pytest.mark.parametrize(
+    ("rows", "best"),
+    [
+        ([(True, 1.0, 90), (True, 1.01, 50), (True, 1.5, 10)], 1),  # no prediction tells 1 % apart: the smaller one
+        ([(True, 1.0, 90), (True, 1.05, 50)], 0),
+        ([(False, 1.0, 10), (True, 1.01, 50)], 1),
+        ([(False, 1.0, 90), (False, 1.01, 50)], 0),
+        ([(True, None, 90), (True, None, 50)], 1),
+        ([(True, None, 10), (True, 5.0, 50)], 1),
+    ],
+)
+def test_latencies_that_are_alike_are_told_apart_by_size(rows, best):
+    from edgekit.score import Score, best_of
+
+    scores = [Score(within=within, latency_ms=ms, size=size, drop=0.0) for within, ms, size in rows]
+    assert best_of(scores) == best
+    if rows == [(True, 1.0, 90), (True, 1.01, 50), (True, 1.5, 10)]:
+        assert scores[1].why_before([scores[0], scores[2]]).startswith("as fast as others")
+
+
 def test_a_graph_whose_shapes_are_open_has_no_prediction_and_says_why(gate):
     class Open:
         def estimate(self, artifact, folder, device):
@@ -231,6 +252,27 @@ def test_a_graph_whose_shapes_are_open_has_no_prediction_and_says_why(gate):
     assert figure.value is None
     assert "'t' is open" in figure.note
     assert replace(gate, exporter=Open()).score(gate.original.artifact).latency_ms is None
+
+
+def test_open_shapes_count_as_those_of_the_largest_of_a_few_samples(tmp_path):
+    nodes = [helper.make_node("MatMul", ["x", "W"], ["y"])]
+    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, "t", 8]) for name in "xy"]
+    weight = numpy_helper.from_array(np.eye(8, dtype=np.float32), "W")
+    graph = helper.make_graph(nodes, "g", sides[:1], sides[1:], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    feeds = [{"x": np.ones((1, length, 8), np.float32)} for length in (3, 40, 7, 5)]
+    with Store(tmp_path / "home") as store:
+        artifact = ingest(str(tmp_path / "m.onnx"), store)
+        gate = Gate(
+            original=Original(store=store, artifact=artifact, data=calibration_data(feeds), metric=None),
+            profile=load_profile("raspberry-pi-5"),
+            exporter=load_exporter("onnx"),
+            budget=Budget(),
+        )
+        figures = {figure.name: figure for figure in gate.estimate(artifact)}
+        assert figures["latency-p50"].value > 0
+        assert "x 1x40x8" in figures["latency-p50"].note
+        assert of(gate, data=None).estimate(artifact)[0].value is None
 
 
 def test_size_is_what_a_device_loads(tmp_path):

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgekit import bundle
+from edgekit import bundle, payload
 from edgekit.bundle import Limits, member, read_bundle, write_bundle
 from edgekit.errors import EdgekitError, InputError, IntegrityError, UsageError
-from edgekit.jobs import read_feeds
+from edgekit.jobs import PASSED_ON, read_feeds
 from edgekit.manifest import Seal, payload_digest
 from edgekit.npz import read_arrays
 from edgekit.package import extract_package, read_package, write_package
@@ -374,3 +375,15 @@ def test_cut_extended_and_stretched(tmp_path_factory, signed, data):
         path.write_bytes(changed)
         with pytest.raises(IntegrityError):
             read_package(path)
+
+
+def test_the_jobs_in_a_package_say_how_its_engine_is_built(tmp_path):
+    """A device that checks itself builds what the host would have asked for: on the DLA, calibrated, sparse."""
+    told = {name: {"of": name} for name in PASSED_ON}
+    plain = contents(tmp_path)
+    facts = {**plain.compiled.facts, **told, "build": "build.json"}
+    jobs = payload._jobs(replace(plain, compiled=Bundle(folder=plain.compiled.folder, facts=facts)))
+    assert set(jobs) == {"measure.json", "golden.json"}
+    for job in jobs.values():
+        assert {name: job[name] for name in PASSED_ON} == told
+        assert "build" not in job

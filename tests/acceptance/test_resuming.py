@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import signal
 import subprocess
 import sys
@@ -51,6 +53,12 @@ class Evaluations:
         argv = [sys.executable, "-c", KILLED, str(chunks), *self.arguments]
         return subprocess.run(argv, env=self.environment, capture_output=True, text=True, check=False, timeout=240)
 
+    def start(self):
+        """Evaluate in the background."""
+        self.log.write_text("")
+        argv = [sys.executable, "-c", KILLED, str(NEVER), *self.arguments]
+        return subprocess.Popen(argv, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
     @property
     def computed(self):
         """How many chunks the machine was given to run."""
@@ -80,12 +88,52 @@ def test_a_killed_evaluation_goes_on_where_it_was(edgekit, given, package, sshd,
     again = Evaluations(edgekit, given, package, sshd, tmp_path / "again")
     assert again.run(chunks=4).returncode == -signal.SIGKILL
     assert (again.computed, len(again.kept)) == (4, 4)
+    assert list(sshd.work.glob("*/job-*/feeds.npz"))
     assert again.run(chunks=3).returncode == -signal.SIGKILL
     assert (again.computed, len(again.kept)) == (3, 7)
     resumed = again.run()
     assert resumed.returncode == 0, resumed.stderr
     assert again.computed == 3
     assert again.kept == []
+    assert not list(sshd.work.glob("*/job-*")), "nor does the machine keep the data of those that were killed"
     assert accuracy(resumed) == accuracy(unbroken)
     rules = {finding["rule"]: finding["text"] for finding in json.loads(resumed.stdout)["findings"]}
     assert rules["target-resumed"] == "outputs of 7 of 10 chunks come from a run that was interrupted"
+
+
+@pytest.mark.slow
+@pytest.mark.system("openssh-server")
+def test_kills_at_random_times_end_in_the_same_verdict(edgekit, given, package, sshd, tmp_path):
+    whole = Evaluations(edgekit, given, package, sshd, tmp_path / "whole").run()
+    again = Evaluations(edgekit, given, package, sshd, tmp_path / "again")
+    chance, before = random.Random(7), 0
+    for _ in range(5):
+        process = again.start()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(chance.uniform(2, 15))
+        if process.poll() is None:
+            process.kill()
+        if process.wait() == 0:
+            break
+        assert len(again.kept) >= before, "what was finished once is not lost"
+        before = len(again.kept)
+    done = again.run()
+    assert done.returncode == 0, done.stderr
+    assert accuracy(done) == accuracy(whole)
+    assert again.kept == []
+
+
+@pytest.mark.slow
+@pytest.mark.system("openssh-server")
+def test_a_killed_build_goes_on_in_its_evaluation(edgekit, given, sshd, tmp_path):
+    """The stages come from the store, the finished chunks too."""
+    built = Evaluations(edgekit, given, None, sshd, tmp_path / "built")
+    built.arguments = ["build", str(given.model), "--profile", "host", "--recipe", "int8", "--data", str(given.data())]
+    built.arguments += ["--target", sshd.url, "--out", str(tmp_path / "out"), "--max-drop", "1%", "--json"]
+    assert built.run(chunks=6).returncode == -signal.SIGKILL
+    done = built.run()
+    assert built.computed == 4
+    told = json.loads(done.stdout)
+    assert done.returncode in {0, 3}, done.stderr
+    assert any(finding["rule"] == "target-resumed" for finding in told["findings"])
+    assert all(stage["cached"] for stage in told["stages"] if stage["name"] != "ingest")

@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 import onnx_models
-from edgekit.device import engine_key, engine_ort, engine_trt, machine, trtexec
+from edgekit.device import builds, engine_key, engine_ort, engine_trt, machine, progress, trtexec
 
+MARK = progress.MARK
 CPU, CUDA, TRT = engine_ort.CPU, "CUDAExecutionProvider", "TensorrtExecutionProvider"
 
 
@@ -118,7 +119,7 @@ def test_build_command():
         "--stronglyTyped",
     ]
     shapes = {"x": [[1, 8], [4, 8], [16, 8]], "m": [[1], [4], [16]]}
-    assert trtexec.trtexec_build_argv("trtexec", "m.onnx", "m.engine", "11.4.1", shapes)[4:] == [
+    assert trtexec.trtexec_build_argv("trtexec", "m.onnx", "m.engine", "11.4.1", builds.Build(shapes))[4:] == [
         "--minShapes=m:1,x:1x8",
         "--optShapes=m:4,x:4x8",
         "--maxShapes=m:16,x:16x8",
@@ -162,7 +163,7 @@ def test_an_old_tensorrt_is_told_with_what_to_do(version, fits):
 
 def test_an_engine_for_the_dla_is_another_one():
     gpu = engine_key.engine_parts("10.3.0", "python", "Orin")
-    dla = engine_key.engine_parts("10.3.0", "python", "Orin", None, 0)
+    dla = engine_key.engine_parts("10.3.0", "python", "Orin", builds.Build(dla_core=0))
     assert gpu["flags"] == ["STRONGLY_TYPED"]
     assert dla["flags"] == ["STRONGLY_TYPED", "DLA", "GPU_FALLBACK"]
     assert (gpu["dla_core"], dla["dla_core"]) == (None, 0)
@@ -170,7 +171,7 @@ def test_an_engine_for_the_dla_is_another_one():
 
 
 def test_the_power_mode_is_no_part_of_the_key(monkeypatch):
-    from edgekit.device import runner as program
+    from edgekit.device import engines as program
 
     told = {"l4t": "36.4.3", "power_mode": "15W", "cuda": "12.6"}
     monkeypatch.setattr(program.machine, "jetson", lambda *_: told)
@@ -186,7 +187,7 @@ def test_engine_key_changes_with_all_that_an_engine_depends_on(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "m.onnx.data").write_bytes(b"weights")
     (tmp_path / "sub" / "more.bin").write_bytes(b"more")
-    parts = engine_key.engine_parts("10.3.0", "python", "Orin, sm_87, L4T 36.4", {"x": [[1], [2], [4]]})
+    parts = engine_key.engine_parts("10.3.0", "python", "Orin, sm_87, L4T 36.4", builds.Build({"x": [[1], [2], [4]]}))
     path = engine_key.engine_path(str(model), parts)
     assert Path(path).parent == tmp_path
     Path(path).write_bytes(b"engine")
@@ -236,7 +237,7 @@ def test_trtexec_builds_once_and_times(tmp_path, runner, job, result):
         assert told["fallback"] is None
         assert told["latency"]["n"] == 150
         assert told["latency"]["p50"]["value"] == pytest.approx(5.23, abs=0.01)
-        assert told["memory"] is None
+        assert told["memory"]["peak"] > 0
     calls = [json.loads(line) for line in log.read_text().splitlines()]
     builds = [call for call in calls if any(word.startswith("--saveEngine") for word in call)]
     assert len(builds) == 1
@@ -340,9 +341,17 @@ class StandInTensorRt:
         def deserialize_cuda_engine(self, serialized):
             return StandInEngine() if serialized == b"engine" else None
 
-    @staticmethod
-    def nptype(dtype):
-        return {"INT32": np.int32}[dtype]
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt_rtx") is None, reason="needs the extra trt-check")
+def test_types_are_told_by_the_names_that_nvidia_gives_them():
+    """In a child: the library ends some processes that load it without a driver."""
+    code = "import tensorrt_rtx as t; print(*(str(x.name) for x in t.DataType.__members__.values()))"
+    argv = [sys.executable, "-c", code]
+    told = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout.split()
+    assert set(engine_trt.NUMPY_TYPES) <= set(told)
+    assert engine_trt.numpy_type(types.SimpleNamespace(name="HALF")) == np.float16
+    with pytest.raises(RuntimeError, match="is BF16"):
+        engine_trt.numpy_type("BF16")
 
 
 def test_engine_moves_bytes_and_reuses_buffers():
@@ -435,7 +444,7 @@ def test_a_tool_that_fails_leaves_nothing_half(tmp_path, runner, job, result):
 RTX = """
 import sys
 import tensorrt_rtx as trt
-from edgekit.device import engine_trt
+from edgekit.device import builds, engine_trt
 
 class Namespace:  # TensorRT-RTX builds ahead of time for a named GPU: the one thing that an Orin build does not say
     def __getattr__(self, name):
@@ -451,7 +460,7 @@ namespace = Namespace()
 namespace.__version__ = sys.argv[2]
 shapes = {"x": [[1, 8], [2, 8], [4, 8]]}
 try:
-    engine = engine_trt.build(namespace, sys.argv[1], shapes)
+    engine = engine_trt.build(namespace, sys.argv[1], builds.Build(shapes))
 except RuntimeError as error:
     print("refused:", error)
 else:
@@ -468,11 +477,15 @@ def test_build_calls_are_those_of_nvidia(tmp_path, version):
 
     def build(path):
         argv = [sys.executable, "-c", RTX, str(path), version]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True, env=environment).stdout
+        return subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True, env=environment)
 
-    assert build(model).startswith("built")
+    done = build(model)
+    assert done.stdout.startswith("built")
+    told = [json.loads(line[len(MARK) :]) for line in done.stderr.splitlines() if line.startswith(MARK)]
+    assert told, "its builder tells our monitor how far it is"
+    assert all(what.startswith("build the engine: ") and 0 <= at <= total for what, at, total in told)
     (tmp_path / "bad.onnx").write_bytes(b"no graph")
-    assert "cannot parse the model" in build(tmp_path / "bad.onnx")
+    assert "cannot parse the model" in build(tmp_path / "bad.onnx").stdout
 
 
 def test_flag_names_exist_where_they_can_be_looked_up():
@@ -496,3 +509,120 @@ def test_flag_names_exist_where_they_can_be_looked_up():
         with pytest.raises(RuntimeError, match=f"TensorRT {version} cannot parse the model: node 3: no"):
             engine_trt.build(library, "m.onnx")
         assert seen.pop() == bits
+
+
+# --- the DLA, and sparse weights
+
+
+@pytest.mark.parametrize(
+    ("version", "build", "words"),
+    [
+        ("10.16.2", builds.Build(dla_core=0), "drives no DLA"),
+        ("10.8.0", builds.Build(dla_core=0), "drives no DLA"),
+        ("11.4.0", builds.Build(dla_core=0), "drives no DLA"),
+        ("10.3.0", builds.Build(dla_core=0, explicit=True), "dla_calibration = true"),
+        ("8.5.2", builds.Build(dla_core=0, explicit=True), "dla_calibration = true"),
+        ("8.5.2", builds.Build(None, 0, True, builds.Calibration("m", {}, [])), "does not complete scales"),
+        ("11.4.1", builds.Build(None, 0, True, builds.Calibration("m", {}, [])), "has no calibration any more"),
+        ("11.4.1", builds.Build(dla_core=0, explicit=True), ""),
+        ("10.7.0", builds.Build(dla_core=0), ""),
+        ("10.3.0", builds.Build(None, 0, True, builds.Calibration("m", {}, [])), ""),
+        ("8.6.2", builds.Build(None, 0, True, builds.Calibration("m", {}, [])), ""),
+        ("10.16.2", builds.Build(explicit=True), ""),
+    ],
+)
+def test_a_tensorrt_that_cannot_build_for_the_dla_is_told_why(version, build, words):
+    if not words:
+        engine_key.check_version(version, build)
+        return
+    with pytest.raises(RuntimeError, match=words):
+        engine_key.check_version(version, build)
+
+
+def test_calibration_and_sparsity_are_part_of_the_key():
+    plain = builds.Build(dla_core=0)
+    some = [
+        plain,
+        plain._replace(sparse=True),
+        plain._replace(calibration=builds.Calibration("m", {"x": 0.5}, [])),
+        plain._replace(calibration=builds.Calibration("m", {"x": 0.25}, [])),
+        plain._replace(calibration=builds.Calibration("m", {"x": 0.5}, ["c"])),
+    ]
+    keys = {json.dumps(engine_key.engine_parts("10.3.0", "python", "Orin", build), sort_keys=True) for build in some}
+    assert len(keys) == len(some)
+    assert engine_key.typing_flags("10.3.0", some[2]) == ([], ["INT8", "FP16", "PREFER_PRECISION_CONSTRAINTS"])
+    assert engine_key.typing_flags("8.6.2", some[2])[0] == ["EXPLICIT_BATCH"]
+    assert engine_key.typing_flags("11.4.1", some[1]) == ([], ["SPARSE_WEIGHTS"])
+
+
+def test_a_calibration_reaches_the_builder_as_a_cache_and_half_layers_by_name():
+    """A stand-in with 10.3's calls: the calibrator gives the cache of exactly this version, and no data."""
+
+    class IInt8EntropyCalibrator2:
+        pass
+
+    class Flags(IntEnum):
+        INT8 = 0
+        FP16 = 1
+        PREFER_PRECISION_CONSTRAINTS = 2
+        GPU_FALLBACK = 3
+        SPARSE_WEIGHTS = 4
+
+    flags, parsed = [], []
+    config = types.SimpleNamespace(set_flag=flags.append)
+    layers = [types.SimpleNamespace(name=name, precision=None) for name in ("c1", "c2")]
+    network = types.SimpleNamespace(num_layers=2, get_layer=layers.__getitem__)
+    library = types.SimpleNamespace(
+        __version__="10.3.0",
+        Logger=StandInTensorRt.Logger,
+        BuilderFlag=Flags,
+        IInt8EntropyCalibrator2=IInt8EntropyCalibrator2,
+        DeviceType=types.SimpleNamespace(DLA="dla"),
+        float16="half",
+        Builder=lambda logger: types.SimpleNamespace(
+            create_network=lambda bits: network,
+            create_builder_config=lambda: config,
+            build_serialized_network=lambda network, config: b"engine",
+        ),
+        OnnxParser=lambda network, logger: types.SimpleNamespace(
+            parse_from_file=lambda path: parsed.append(path) or True
+        ),
+    )
+    asked = builds.Build(None, 1, True, builds.Calibration("dla.onnx", {"x": 0.5}, ["c2"]), True)
+    assert engine_trt.build(library, "model.onnx", asked) == b"engine"
+    assert parsed == ["dla.onnx"]
+    assert set(flags) == set(Flags)
+    assert (config.default_device_type, config.DLA_core) == ("dla", 1)
+    assert [layer.precision for layer in layers] == [None, "half"]
+    calibrator = config.int8_calibrator
+    assert calibrator.read_calibration_cache() == b"TRT-100300-EntropyCalibration2\nx: 3f000000\n"
+    assert calibrator.get_batch(["x"]) is None
+    assert calibrator.get_batch_size() == 1
+    assert isinstance(calibrator, IInt8EntropyCalibrator2)
+
+
+def test_trtexec_gets_the_calibration_as_a_file_that_goes(tmp_path, runner, job, result):
+    onnx_models.linear(tmp_path / "model.onnx")
+    onnx_models.linear(tmp_path / "dla.onnx")
+    (tmp_path / "dla.json").write_text(json.dumps({"scales": {"x": 0.5}, "half": ["a", "b"]}))
+    np.savez(tmp_path / "in.npz", **{"0:x": np.zeros((2, 8), np.float32)})
+    tools, log = tmp_path / "tools", tmp_path / "log"
+    tools.mkdir()
+    script = tools / "trtexec"
+    keep = 'if "--calib" in words:\n    open({cache!r}, "w").write(open(words["--calib"]).read())\n'
+    text = STAND_IN_TRTEXEC + keep.format(cache=str(tmp_path / "seen"))
+    script.write_text(text.format(python=sys.executable, log=str(log)))
+    script.chmod(script.stat().st_mode | stat.S_IEXEC)
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"}
+    asked = {"dla_core": 0, "explicit": True, "calibration": {"model": "dla.onnx", "scales": "dla.json"}}
+    status, told = runner("measure", job(runtime="tensorrt", runs=100, **asked), env=environment)
+    assert status == 0, told
+    assert (tmp_path / "seen").read_text() == "TRT-100300-EntropyCalibration2\nx: 3f000000\n"
+    (build,) = [call for call in map(json.loads, log.read_text().splitlines()) if "--int8" in call]
+    assert build[0] == f"--onnx={tmp_path / 'dla.onnx'}"
+    assert "--layerPrecisions=a:fp16,b:fp16" in build
+    assert "--stronglyTyped" not in build
+    assert not list(tmp_path.glob("*.cache"))
+    status, _ = runner("measure", job(runtime="tensorrt", runs=100, dla_core=0, explicit=True), env=environment)
+    assert status == 1
+    assert "runs no Q/DQ on the DLA" in result()["error"]["text"]

@@ -1,5 +1,6 @@
 """The engine path for real: built and run by TensorRT on an NVIDIA GPU. `pytest -m gpu`, where `tensorrt` is installed.
 
+It needs nothing else: the CUDA runtime comes with `tensorrt` from pip, or with the system.
 No machine with an NVIDIA GPU has run this file yet.
 """
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 import kinds
@@ -18,6 +20,7 @@ from edgekit.profile import load_profile
 from edgekit_exporters.qnn import latency
 from edgekit_exporters.qnn.context import Context
 from edgekit_exporters.qnn.told import Estimate, Refused
+from htp_networks import Net
 
 needs_compiler = pytest.mark.skipif(
     importlib.util.find_spec("onnxruntime_qnn") is None, reason="needs the extra qnn (onnxruntime-qnn, x86-64 Linux)"
@@ -29,10 +32,16 @@ ROOT = Path(__file__).parents[2]
 class Told:
     """Stands in for the desk: a compiler that estimates what it is told."""
 
-    def __init__(self, us, *, refused=(), missing=0):
+    def __init__(self, us, *, refused=(), missing=0, operators=100):
         estimate = Estimate(us=us, low=us, high=us, read=1000, written=200, spilled=30, missing=missing)
         self.context_of = lambda soc: Context(
-            folder=Path(), soc_model=soc or 77, compatibility="", refused=refused, estimate=estimate, graphs=1
+            folder=Path(),
+            soc_model=soc or 77,
+            compatibility="",
+            refused=refused,
+            estimate=estimate,
+            graphs=1,
+            operators=operators,
         )
         self.asked = []
 
@@ -62,7 +71,9 @@ def test_an_estimate_of_the_soc_itself_is_straightened(tmp_path):
 def test_a_phone_is_reached_by_way_of_iq_9075(tmp_path):
     found, desk = predicted(2000, "snapdragon-8-gen3", tmp_path, precision="w8a16")
     law = json.loads(latency.CHAINS.read_text())["chains"]["57"]["precisions"]["w8a16"]
-    assert found["latency-p50"].value == pytest.approx(law["a"] * (0.909 * 2 + 0.295) ** law["b"])
+    ms = np.log(0.909 * 2 + 0.295)
+    parts = [1, ms, np.log(100), ms**2, ms * np.log(100), np.log(100) ** 2][: len(law["weights"])]
+    assert found["latency-p50"].value == pytest.approx(np.exp(np.dot(law["weights"], parts)))
     assert desk.asked == [77]
     assert "Samsung Galaxy S24" in found["latency-p50"].on
     assert found["latency-p50"].note == ""
@@ -71,6 +82,33 @@ def test_a_phone_is_reached_by_way_of_iq_9075(tmp_path):
 def test_a_latency_far_from_all_that_were_published_decides_nothing(tmp_path):
     found, _ = predicted(9e6, "snapdragon-8-gen3", tmp_path)
     assert "outside of what the model was fitted on" in found["latency-p50"].note
+
+
+def test_the_interval_is_as_wide_as_errors_are_for_networks_alike(tmp_path):
+    widths = {}
+    for us, count in ((300, 40), (300, 400), (30_000, 400)):
+        found = predicted(us, "snapdragon-8-elite", tmp_path / f"{us}-{count}", operators=count)[0]["latency-p50"]
+        assert found.low < found.value < found.high
+        widths[us, count] = np.log(found.high / found.low)
+    law = json.loads(latency.CHAINS.read_text())["chains"]["69"]["precisions"]["float"]
+    first = latency._native_spread()
+    ms, ops = np.log(0.909 * 0.3 + 0.295), np.log(40)
+    scale = np.exp(np.dot(law["scale"], [1, ms, ops, ms**2, ms * ops, ops**2])).clip(*law["scales"])
+    expected = np.hypot(law["low"] * scale, first) + np.hypot(law["high"] * scale, first)
+    assert widths[300, 40] == pytest.approx(expected)
+    assert len(set(widths.values())) == 3
+    assert min(widths.values()) > 2 * first, "never narrower than the first step alone"
+
+
+@pytest.mark.parametrize("count", [1, 100_000])
+def test_nor_does_one_of_more_or_fewer_operators(tmp_path, count):
+    found, _ = predicted(2000, "snapdragon-8-gen3", tmp_path, operators=count)
+    assert f"{count} operators is outside" in found["latency-p50"].note
+
+
+def test_without_a_count_of_operators_nothing_is_predicted(tmp_path):
+    found, _ = predicted(2000, "snapdragon-8-gen3", tmp_path, operators=0)
+    assert found["latency-p50"].value is None
 
 
 def test_what_the_estimate_leaves_out_is_said(tmp_path):
@@ -104,6 +142,33 @@ def test_the_real_compiler_tells_a_latency_for_each_profile(tmp_path):
     assert values["snapdragon-8-gen1"] > values["snapdragon-8-gen3"] > values["snapdragon-8-elite"]
 
 
+def mobilenet2(side):
+    """MobileNetV2 as it is published (Sandler et al. 2018), with a smaller picture and no weights worth the name."""
+    net = Net(0)
+    low, high = net.constant(np.float32(0)), net.constant(np.float32(6))
+    x, c = net.op("Clip", net.conv("x", 3, 32, stride=2), low, high), 32
+    rows = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+    for expansion, width, repeats, first in rows:
+        for repeat in range(repeats):
+            stride, inner, h = (1 if repeat else first), c * expansion, x
+            if expansion > 1:
+                h = net.op("Clip", net.conv(h, c, inner, 1), low, high)
+            h = net.op("Clip", net.conv(h, inner, inner, 3, stride=stride, group=inner), low, high)
+            h = net.conv(h, inner, width, 1)
+            x, c = (net.op("Add", x, h) if stride == 1 and c == width else h), width
+    x = net.op("Clip", net.conv(x, c, 1280, 1), low, high)
+    return net.model({"x": (1, 3, side, side)}, {net.head(x, 1280, 1000): (1, 1000)})
+
+
+@needs_compiler
+def test_operators_are_counted_as_ai_hub_counts_layers(tmp_path):
+    """Published for MobileNetV2 in float, run by onnxruntime: 104; it may name what goes in and out otherwise."""
+    artifact = onnx_artifact(mobilenet2(64), tmp_path)
+    context = EXPORTER._desk.context(artifact, tmp_path, load_profile("iq-9075"))
+    assert abs(context.operators - 104) <= 3
+
+
+@pytest.mark.slow
 def test_the_coefficients_are_what_the_script_fits(tmp_path, monkeypatch):
     before = latency.CHAINS.read_text()
     copy = tmp_path / "benchmarks"
@@ -112,7 +177,11 @@ def test_the_coefficients_are_what_the_script_fits(tmp_path, monkeypatch):
     for name in ("snapdragon.py", "aihub/perf.csv"):
         (copy / name).write_bytes((ROOT / "benchmarks" / name).read_bytes())
     done = subprocess.run(
-        [sys.executable, str(copy / "snapdragon.py"), "--write"], capture_output=True, check=True, text=True
+        [sys.executable, str(copy / "snapdragon.py"), "--write"],
+        capture_output=True,
+        check=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "exporters"), str(ROOT / "toolkit")])},
     )
     assert (tmp_path / "exporters/edgekit_exporters/qnn/chains.json").read_text() == before
     assert "Samsung Galaxy S24" in done.stdout

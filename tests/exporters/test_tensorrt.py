@@ -3,7 +3,6 @@ from __future__ import annotations
 import importlib.util
 import json
 
-import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -12,12 +11,13 @@ from onnx import TensorProto
 import house
 import kinds
 from contract import onnx_artifact, run_stage
+from edgekit.device import builds
 from edgekit.device.trtexec import trtexec_build_argv
 from edgekit.exporter import load_exporter
-from edgekit.profile import Graph, Preferences
+from edgekit.profile import Graph
 from edgekit.stages.fp16 import Fp16
 from edgekit.stages.quantize_int8 import QuantizeInt8
-from edgekit_exporters.tensorrt.commands import TYPING, build_plan, trtexec_argv
+from edgekit_exporters.tensorrt.commands import TYPING, How, build_plan, cache_name, trtexec_argv
 from edgekit_exporters.tensorrt.rtx import LABEL, check_with_rtx
 
 EXPORTER = load_exporter("tensorrt")
@@ -194,9 +194,10 @@ GOLDEN = {
 @pytest.mark.parametrize("version", GOLDEN)
 def test_exact_commands_of_every_version(version):
     """Golden: what is typed on the device that has this TensorRT."""
-    start = ["trtexec", "--onnx=m.onnx", "--saveEngine=model.engine", "--skipInference", *GOLDEN[version]]
-    assert trtexec_argv("m.onnx", version, {}) == start
-    assert trtexec_argv("m.onnx", version, {"x": [[1, 3], [2, 3], [4, 3]]}, dla=True) == [
+    build_only = "--buildOnly" if version == "8.5" else "--skipInference"
+    start = ["trtexec", "--onnx=m.onnx", "--saveEngine=model.engine", build_only, *GOLDEN[version]]
+    assert trtexec_argv("m.onnx", version, How()) == start
+    assert trtexec_argv("m.onnx", version, How(shapes={"x": [[1, 3], [2, 3], [4, 3]]}, dla=True)) == [
         *start,
         "--minShapes=x:1x3",
         "--optShapes=x:2x3",
@@ -209,7 +210,7 @@ def test_exact_commands_of_every_version(version):
 
 def test_the_plan_names_the_jetpack_of_each_command(tmp_path):
     for dla in (False, True):
-        plan = build_plan("model.onnx", {}, orin(dla=dla, dla_cores=2))
+        plan = build_plan("model.onnx", How(dla=dla))
         assert set(plan["jetpacks"].values()) == set(plan["commands"])
         assert ("10.16" in plan["commands"]) == (not dla), "JetPack 7.2 has no DLA"
         assert plan["jetpacks"]["6.1 - 6.2.2"] == "10.3"
@@ -224,26 +225,19 @@ def test_the_plan_names_the_jetpack_of_each_command(tmp_path):
 
 @pytest.mark.parametrize("version", TYPING)
 def test_the_commands_are_those_of_the_device_runner(version):
-    shapes = {"x": [[1, 3], [2, 3], [4, 3]]}
-    ours = trtexec_argv("m.onnx", version, shapes)
-    assert ours == trtexec_build_argv("trtexec", "m.onnx", "model.engine", version, shapes)
-    ours = trtexec_argv("m.onnx", version, shapes, dla=True)
-    assert ours == trtexec_build_argv("trtexec", "m.onnx", "model.engine", version, shapes, 0)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "fast", "sparse"), [("2:4", ("2:4",), True), ("2:4", (), False), ("", ("2:4",), False)]
-)
-def test_sparse_kernels_are_tried_where_the_weights_were_pruned_for_them(pattern, fast, sparse, tmp_path):
-    profile = msgspec.structs.replace(orin(), layers=Preferences(sparsity=fast))
-    artifact = onnx_artifact(kinds.residual_cnn()[0], tmp_path / "in")
-    facts = {**artifact.facts, "sparsity": {"pattern": pattern, "parameters": 0.5}}
-    (tmp_path / "out").mkdir()
-    pruned = type(artifact)(kind=artifact.kind, files=artifact.files, facts=facts)
-    told = EXPORTER.compile(pruned, tmp_path / "in", profile, tmp_path / "out")
-    commands = json.loads((tmp_path / "out" / "build.json").read_text())["commands"]
-    assert all(("--sparsity=enable" in command) is sparse for command in commands.values())
-    assert told.get("sparse", False) is sparse
+    shapes, scales = {"x": [[1, 3], [2, 3], [4, 3]]}, {"x": 0.5}
+    cache, half = cache_name(version), ["c1", "c2"]
+    for ours, theirs in (
+        (How(shapes=shapes), builds.Build(shapes)),
+        (How(shapes=shapes, dla=True), builds.Build(shapes, 0)),
+        (How(sparse=True), builds.Build(sparse=True)),
+        (
+            How(dla=True, explicit=True, calibrated=True, half=half, sparse=True),
+            builds.Build(None, 0, True, builds.Calibration("m.onnx", scales, half), True),
+        ),
+    ):
+        there = trtexec_build_argv("trtexec", "m.onnx", "model.engine", version, theirs, cache)
+        assert trtexec_argv("m.onnx", version, ours) == there
 
 
 def test_types_that_orin_has_not_are_refused(tmp_path):
@@ -325,4 +319,4 @@ def test_a_child_that_dies_is_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(rtx, "_CHILD", broken)
     (found,) = rtx.check_with_rtx(tmp_path / "x.onnx")
     assert found.severity == "warning"
-    assert "died with status" in found.text
+    assert "died with signal SIGABRT" in found.text

@@ -9,6 +9,7 @@ import kinds_int4
 from contract import onnx_artifact
 from edgekit.errors import NeedsDataError
 from edgekit.exporter import load_exporter
+from edgekit.graphs import half_blame
 from edgekit.graphs.blame import COLUMNS
 from edgekit.graphs.sensitivity import Checkpoint, Loss, loss_of, measure
 from edgekit.numerics.output_distance import OutputDistance
@@ -16,6 +17,7 @@ from edgekit.plan import make_stage
 from edgekit.profile import load_profile
 from edgekit.recipe import parse_recipe
 from edgekit.stage import Context, Examined, Inputs
+from edgekit.stages.fp16 import Fp16
 from edgekit.stages.quantize_int4 import QuantizeInt4
 from edgekit.stages.quantize_int8 import QuantizeInt8
 from house import calibration_data
@@ -88,7 +90,7 @@ def test_the_entries_that_it_gives_make_the_model_good(tmp_path):
 @pytest.mark.parametrize("bits", [4, 8])
 def test_matrices_in_blocks_are_blamed_as_if_they_were_written(bits, tmp_path):
     model, feeds = kinds.BOUNDED["small transformer"][0]()
-    stage = QuantizeInt4(method="awq", bits=bits, accuracy_level=1)
+    stage = QuantizeInt4(method="awq", bits=bits, block=32, accuracy_level=1)
     inputs, context = surroundings(tmp_path, model, feeds)
     found = stage.blame(inputs, context)
     assert {e.op for e in found.effects} == {"MatMul", "Gather"}
@@ -98,6 +100,45 @@ def test_matrices_in_blocks_are_blamed_as_if_they_were_written(bits, tmp_path):
     (output,) = facts["quantization"]["outputs"].values()
     assert found.whole == pytest.approx(output["sqnr_db"], abs=1.5)
     assert found.effects[-1].rest > found.whole
+
+
+def far_and_back():
+    """y = (conv(x) + 1000) - 1000: every value fits float16, which keeps half units there."""
+    nodes = [
+        kinds.node("Conv", ["x", "W"], ["c"], name="conv"),
+        kinds.node("Add", ["c", "k"], ["a"], name="far"),
+        kinds.node("Sub", ["a", "k"], ["y"], name="back"),
+    ]
+    constants = {"W": kinds.normal(8, 4, 3, 1, 1), "k": np.float32(1000)}
+    model = kinds.build(nodes, [kinds.value("x", [1, 3, 6, 6])], [kinds.value("y", [1, 4, 6, 6])], constants)
+    return model, kinds.draws(4, x=(1, 3, 6, 6))
+
+
+def test_half_precision_is_blamed_node_by_node_and_its_recipe_cures_it(tmp_path):
+    model, feeds = far_and_back()
+    found = Fp16(keep=("back",)).blame(*surroundings(tmp_path / "a", model, feeds))
+    assert [(e.node, e.op, e.mode) for e in found.effects] == [("far", "Add", "float16"), ("conv", "Conv", "float16")]
+    assert found.effects[0].alone < 35
+    assert found.effects[1].alone > 50
+    assert found.smallest == 1
+    recipe = parse_recipe(
+        'title = "t"\n[[stage]]\nuse = "fp16"\nkeep = ["back"]\n' + found.recipe(), where="r", name="r"
+    )
+    again = make_stage("fp16", recipe.entries[0].options, "r").blame(*surroundings(tmp_path / "b", model, feeds))
+    assert [e.node for e in again.effects] == ["conv"]
+    assert again.smallest == 0
+    with pytest.raises(NeedsDataError, match="measured on calibration samples"):
+        Fp16().blame(*surroundings(tmp_path / "c", model, []))
+
+
+def test_of_many_half_nodes_those_that_lose_most_are_measured_alone(tmp_path, monkeypatch):
+    model, feeds = far_and_back()
+    every = Fp16().blame(*surroundings(tmp_path / "a", model, feeds))
+    monkeypatch.setattr(half_blame, "MOST_ALONE", 1)
+    found = Fp16().blame(*surroundings(tmp_path / "b", model, feeds))
+    assert [e.node for e in found.effects] == [every.effects[0].node]
+    assert found.whole == every.whole
+    assert "2 nodes that round more finely" in found.told
 
 
 def test_a_layer_alone_costs_what_a_model_with_it_alone_costs(tmp_path):

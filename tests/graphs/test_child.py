@@ -6,8 +6,9 @@ import time
 import numpy as np
 import pytest
 
+from edgekit import children
 from edgekit.errors import EdgekitError, InputError, TargetError
-from edgekit.graphs import child, probe
+from edgekit.graphs import probe
 from edgekit.graphs.child import GIB, Limits, run_task
 from graph_models import floats, model, node, take_in, value
 
@@ -41,13 +42,13 @@ def tasks(tmp_path, monkeypatch):
         "probe.TASKS = {name: f'child_tasks:{name}' for name in vars(child_tasks) if not name.startswith('_')}\n"
         "sys.exit(probe.main(sys.argv[1:]))\n"
     )
-    real = child.subprocess.Popen
+    real = children.subprocess.Popen
 
     def popen(argv, **options):
         assert argv[1:4] == ["-P", "-m", "edgekit.graphs.probe"]
         return real([argv[0], "-P", "-m", "wrapped", *argv[4:]], **options)
 
-    monkeypatch.setattr(child.subprocess, "Popen", popen)
+    monkeypatch.setattr(children.subprocess, "Popen", popen)
     monkeypatch.setattr(sys, "path", [*sys.path, str(home)])
     return tmp_path
 
@@ -104,7 +105,7 @@ def test_every_task_names_a_function():
 
 def test_an_interrupt_leaves_no_child(tasks, monkeypatch):
     pids = []
-    wait = child.subprocess.Popen
+    wait = children.subprocess.Popen
 
     def popen(argv, **options):
         process = wait(argv, **options)
@@ -119,7 +120,7 @@ def test_an_interrupt_leaves_no_child(tasks, monkeypatch):
         process.wait = interrupted
         return process
 
-    monkeypatch.setattr(child.subprocess, "Popen", popen)
+    monkeypatch.setattr(children.subprocess, "Popen", popen)
     with pytest.raises(KeyboardInterrupt):
         run_task("hang", {}, folder=tasks)
     with pytest.raises(ProcessLookupError):

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgekit.numerics.rounding import Moments, refitted, round_layer, round_with_feedback
+from edgekit.numerics.moments import Moments
+from edgekit.numerics.rounding import Steps, refitted, round_layer, round_with_feedback
 
 
 def layer(seed, groups=2, outputs=3, inputs=5, columns=60):
@@ -76,7 +77,7 @@ def test_feedback_halves_the_error_of_nearest_rounding_where_inputs_are_correlat
     scales = np.abs(w).max(axis=2) / 7
     found = moments(x, y).centered()
     nearest = np.clip(np.rint(w / scales[:, :, None]), -7, 7)
-    learned = round_with_feedback(w, scales, found.xx, most=7)
+    learned = round_with_feedback(w, scales, found.xx, (-7, 7))
     assert np.abs(learned).max() <= 7
 
     def cost(q):
@@ -92,11 +93,33 @@ def test_a_chosen_rounding_is_never_worse_on_held_out_columns(seed, free_bias):
     scales = np.abs(w).max(axis=2) / 7
     nearest = np.clip(np.rint(w / scales[:, :, None]), -7, 7).astype(np.int8)
     fit, held = moments(x[:, :, :60], y[:, :, :60]), moments(x[:, :, 60:], y[:, :, 60:])
-    found = round_layer(w, nearest, scales, fit, held, free_bias=free_bias, most=7)
+    factors, least = (1.0, 0.8, 0.6), np.array([[0.7, 0.0, 1.0]])
+    steps = Steps(scales=scales, bounds=(-8, 7), factors=factors, least=least)
+    found = round_layer(w, nearest, steps, fit, held, free_bias=free_bias)
     judged = held.centered() if free_bias else held
-    assert np.isclose(found.after, judged.error(found.values * scales[:, :, None]).sum(), rtol=1e-6)
+    assert np.isclose(found.after, judged.error(found.values * found.scales[:, :, None]).sum(), rtol=1e-6)
     assert found.after <= found.before
-    assert np.abs(found.values).max() <= 7
+    assert found.values.min() >= -8
+    assert found.values.max() <= 7
+    tried = found.scales / scales
+    assert np.isclose(tried[..., None], [1.0, 0.8, 0.7, 0.6], rtol=1e-6).any(axis=2).all()
+    assert (tried >= least - 1e-6).all(), "a bias that is counted in steps of the scale must still fit"
+
+
+def test_with_four_bits_a_searched_scale_loses_less():
+    """On columns that neither fit nor choice has seen."""
+    plain, searched = 0.0, 0.0
+    for seed in range(8):
+        x, w, y = layer(seed, groups=1, outputs=16, inputs=40, columns=1500)
+        scales = (np.abs(w).max(axis=2) / 7).astype(np.float32)
+        nearest = np.clip(np.rint(w / scales[:, :, None]), -7, 7).astype(np.int8)
+        fit, held, new = (moments(x[:, :, part], y[:, :, part]) for part in np.split(np.arange(1500), [800, 1100]))
+        for factors in ((1.0,), (1.0, 0.9, 0.8, 0.7)):
+            steps = Steps(scales=scales, bounds=(-8, 7), factors=factors)
+            found = round_layer(w, nearest, steps, fit, held, free_bias=True)
+            error = new.centered().error(found.values * found.scales[:, :, None]).sum()
+            plain, searched = (plain + error, searched) if len(factors) == 1 else (plain, searched + error)
+    assert searched < 0.85 * plain
 
 
 def test_rows_of_zeros_and_inputs_that_are_always_zero_stay():
@@ -104,7 +127,7 @@ def test_rows_of_zeros_and_inputs_that_are_always_zero_stay():
     w[:, 0], x[:, 2] = 0, 0
     scales = np.maximum(np.abs(w).max(axis=2) / 127, np.finfo(np.float32).tiny)
     nearest = np.rint(w / scales[:, :, None]).astype(np.int8)
-    found = round_layer(w, nearest, scales, moments(x, y), moments(x, y), free_bias=True)
+    found = round_layer(w, nearest, Steps(scales=scales), moments(x, y), moments(x, y), free_bias=True)
     assert not found.values[:, 0].any()
     assert np.isfinite(found.after)
 

@@ -103,7 +103,7 @@ def test_snapdragon_says_what_the_simulator_needs(name: str) -> None:
     found = load_profile(name)
     htp = found.settings["htp"]
     always = {"soc_model", "arch", "fp16", "estimate"}
-    assert always <= htp.keys() <= always | {"vtcm_mb", "integer_twin"}
+    assert always <= htp.keys() <= always | {"vtcm_mb", "integer_twin", "also"}
     assert ("fp16" in found.precisions) is htp["fp16"]
     assert "fp32" not in found.precisions
     assert (htp["estimate"] == "native") is (htp["soc_model"] in {52, 62, 63, 72, 77, 95, 114})

@@ -13,6 +13,7 @@ from edgekit.data import Dataset
 from edgekit.errors import InputError, UsageError
 from edgekit.graphs.canonical import Canonical
 from edgekit.graphs.half_sums import largest_sums
+from edgekit.graphs.plan_edits import HalfEdit
 from edgekit.stages.fp16 import Fp16
 
 HALF, SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
@@ -193,6 +194,44 @@ def test_cancellation_is_found_under_true_rounding_and_only_its_nodes_are_kept(t
     assert "below 35 dB" in kept(facts)["far"]
     assert facts["fp16"]["outputs"]["y"]["sqnr_db"] >= 35
     assert kinds.worst_db(model, made, feeds) >= 35
+
+
+def test_the_plan_of_a_recipe_counts_before_ranges_and_outputs(tmp_path):
+    model, feeds = mean_model(64)
+    entries = (HalfEdit(match="Conv"), HalfEdit(match="r*", mode="float"), HalfEdit(match="c", mode="half"))
+    facts, made = cast(tmp_path / "a", model, feeds, plan=entries)
+    assert kept(facts) == {"rm": "node rm kept in fp32: the plan of the recipe names it ('r*')"}
+    assert kinds.worst_db(model, made, feeds) >= 40
+    forced, _ = cast(tmp_path / "b", *mean_model(), plan=(HalfEdit(match="rm", mode="half"),))
+    assert "rm" not in kept(forced)
+    (told,) = [f["text"] for f in forced["findings"] if f["rule"] == "overruled"]
+    assert "although the sums it makes reach" in told
+
+
+def test_a_node_whose_name_is_an_operator_type_stands_for_itself_when_outputs_need_it(tmp_path):
+    nodes = [
+        kinds.node("Conv", ["x", "W"], ["c"], name="conv"),
+        kinds.node("Add", ["c", "k"], ["a"], name="Conv"),
+        kinds.node("Sub", ["a", "k"], ["y"], name="back"),
+    ]
+    constants = {"W": kinds.normal(8, 4, 3, 1, 1), "k": np.float32(1000)}
+    model = kinds.build(nodes, [kinds.value("x", [1, 3, 6, 6])], [kinds.value("y", [1, 4, 6, 6])], constants)
+    facts, _ = cast(tmp_path, model, kinds.draws(4, x=(1, 3, 6, 6)))
+    assert "Conv" in kept(facts)
+    assert "conv" not in kept(facts)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"keep": ("Cnov",)}, "'Cnov' matches no node"),
+        ({"plan": (HalfEdit(match="iff", mode="half"),)}, "it holds a subgraph"),
+    ],
+)
+def test_entries_that_cannot_be_followed_are_errors(options, text, tmp_path):
+    model, feeds = kinds.weight_in_branch()
+    with pytest.raises(UsageError, match=text):
+        cast(tmp_path, model, feeds, **options)
 
 
 def test_operators_without_half_and_subgraphs_stay_float32_with_a_note(tmp_path):

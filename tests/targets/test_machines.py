@@ -42,7 +42,7 @@ def rules(probe, device):
     [
         (ORIN, {"jetson", "jetson-orin-nano", "jetson-orin-nano-8gb", "jetson-orin-nano-8gb-super"}),
         (PI5, {"raspberry-pi-5"}),
-        (PHONE, {"snapdragon", "snapdragon-8-gen3"}),
+        (PHONE, {"snapdragon", "snapdragon-8-gen3", "snapdragon-8-phones"}),
         (X86, set()),
         ({}, set()),
     ],
@@ -78,7 +78,18 @@ def test_missing_features_are_told_when_features_are_known():
 
 def test_another_power_mode_is_told():
     assert rules(ORIN, load_profile("jetson-orin-nano-8gb-super")) == ["target-power-mode"]
-    assert rules({**ORIN, "jetson": {}}, load_profile("jetson-orin-nano-8gb-super")) == []
+
+
+@pytest.mark.parametrize("jetson", [{}, {"l4t": "36.4.3"}, {"l4t": "36.4.3", "power_mode": ""}])
+def test_an_unknown_power_mode_is_told_and_decides_nothing(jetson):
+    """nvpmodel did not answer: what is measured may be that of another mode."""
+    device, probe = load_profile("jetson-orin-nano-8gb-super"), {**ORIN, "jetson": jetson}
+    (finding,) = machines.compare(probe, device, "ssh://orin")
+    assert finding.rule == "target-power-mode"
+    assert "unknown power mode" in finding.text
+    assert "nvpmodel -q" in finding.remedy
+    assert "unknown" in machines.other_power_mode(probe, device)
+    assert machines.other_power_mode(probe, load_profile("raspberry-pi-5")) == ""
 
 
 @pytest.mark.parametrize(

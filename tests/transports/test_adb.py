@@ -170,7 +170,18 @@ def test_a_device_without_python_says_where_it_goes(phone, monkeypatch):
     assert not (phone / "edgekit" / "lock").exists(), "the lock is released"
 
 
-def test_the_runner_works_through_it(phone, tmp_path):
+DUMPSYS = """#!/bin/sh
+# A stand-in for Android's dumpsys: text in the form that phones give it.
+case $1 in
+battery) printf 'Current Battery Service state:\\n  USB powered: false\\n  status: 3\\n  present: true\\n  level: 9\\n'
+    printf '  scale: 100\\n  temperature: 412\\n' ;;
+thermalservice) printf 'Thermal Status: 2\\nCurrent temperatures from HAL:\\n'
+    printf '\\tTemperature{mValue=47.5, mType=3, mName=SKIN, mStatus=2}\\nCurrent cooling devices from HAL:\\n' ;;
+esac
+"""
+
+
+def linear_bundle(tmp_path):
     path = onnx_models.linear(tmp_path / "model.onnx")
     bundle = Bundle(
         folder=path.parent / "b",
@@ -178,6 +189,28 @@ def test_the_runner_works_through_it(phone, tmp_path):
     )
     bundle.folder.mkdir()
     path.rename(bundle.folder / "model.onnx")
+    return bundle
+
+
+def test_the_phones_state_is_recorded_and_a_bad_one_told(phone, tmp_path):
+    dumpsys = tmp_path / "bin" / "dumpsys"
+    dumpsys.write_text(DUMPSYS)
+    dumpsys.chmod(0o755)
+    feed = {"x": np.zeros((1, 8), np.float32)}
+    with CompositeTarget(AdbTransport("adb://R5CW1"), load_profile("snapdragon-8-gen3")) as target:
+        figures = target.measure(linear_bundle(tmp_path), feed, runs=100, threads=1)
+    for moment in ("before", "after"):
+        state = target.details["machine"][moment]
+        assert state["battery"] == {"level": 9, "status": "discharging", "powered": [], "celsius": 41.2}
+        assert state["thermal"] == {"status": "moderate", "temperatures": {"SKIN": 47.5}}
+    told = {finding.rule: finding.text for finding in target.findings}
+    assert "at 9 % (on battery)" in told["target-battery"]
+    assert "thermal status moderate, SKIN at 48 degrees" in told["target-throttles"]
+    assert "measured while throttled: thermal status moderate" in figures[0].note, "it decides no budget"
+
+
+def test_the_runner_works_through_it(phone, tmp_path):
+    bundle = linear_bundle(tmp_path)
     feeds = [{"x": np.full((1, 8), value, np.float32)} for value in (0, 1)]
     with CompositeTarget(AdbTransport("adb://R5CW1"), load_profile("snapdragon-8-gen3")) as target:
         outputs = list(target.run(bundle, feeds))

@@ -20,7 +20,8 @@ import pytest
 from edgekit.errors import TargetError, UsageError
 from edgekit.transport import open_transport
 from edgekit.transports import far_side
-from edgekit.transports.ssh import Address, SshTransport, parse_url
+from edgekit.transports.address import Address, parse_url
+from edgekit.transports.ssh import SshTransport
 from sshd import Proxy, alive, wait_for
 
 needs_sshd = pytest.mark.system("openssh-server")

@@ -116,7 +116,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         plan = make_plan(chosen, device, exporter, given)
         if dry_run:
             return _planned(plan)
-        machine = open_target(place, device, keep=shelf.root / "scratch") if place else None
+        machine = open_target(place, device, keep=shelf.root / "scratch", listen=listen) if place else None
         if machine is not None:
             machine.reach()  # an hour of work is not lost to a machine that is off
 

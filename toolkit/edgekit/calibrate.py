@@ -94,7 +94,7 @@ def calibrate(
         raise UsageError(f"'{profile}' has no target of its own", remedy="Name one: --target URL")
     path = _place(profile, device, out)
     exporter = load_exporter(device.runtime)
-    with open_target(place, device) as machine, Store(store) as shelf:
+    with open_target(place, device, listen=listen) as machine, Store(store) as shelf:
         graphs = _models(models, shelf, device, listen) if models else _workouts(device, exporter)
         timed = [_time(graph, exporter, device, machine, listen) for graph in graphs]
         said = machine.fingerprint()

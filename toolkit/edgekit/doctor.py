@@ -30,6 +30,7 @@ _LIBRARIES = (
     ("tensorrt-rtx", "NVIDIA's parser as a check on the desk", "pip install 'edgekit-toolkit[trt-check]'"),
     ("tensorrt", "engines, on the device", "part of JetPack: run the build with --target ssh://..."),
     ("onnxruntime-qnn", "Qualcomm's compiler and simulator", "pip install 'edgekit-toolkit[qnn]'"),
+    ("qai-hub", "targets aihub://", "pip install 'edgekit-toolkit[aihub]', or name its Python: EDGEKIT_AIHUB_PYTHON"),
 )
 _TOOLS = (
     ("ssh", "targets ssh://", "install the OpenSSH client"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -122,21 +123,30 @@ class Gate:
         return Score(within=within, latency_ms=latency, size=int(size.value or 0), drop=drop, keeps=keeps)
 
     def estimate(self, artifact: Artifact) -> tuple[Figure, ...]:
-        """Predict what can be predicted; nothing for a graph whose shapes are open."""
+        """Predict what can be predicted; open shapes count as those of the largest of a few samples."""
+        folder = self._folder(artifact)
         try:
-            return self.exporter.estimate(artifact, self._folder(artifact), self.profile)
+            return self.exporter.estimate(artifact, folder, self.profile)
         except InputError as error:
-            why = str(error).replace("\n", " ")
-            return (
-                Figure(
-                    name="latency-p50",
-                    value=None,
-                    unit="ms",
-                    provenance="predicted",
-                    on=self.profile.name,
-                    note=f"no prediction: {why}",
-                ),
-            )
+            why = error
+        shapes = self.original.largest_shapes
+        if shapes:
+            sized = {name: {"opt": list(shape)} for name, shape in shapes.items()}
+            known = {**sized, **artifact.facts.get("shape_ranges", {})}
+            with contextlib.suppress(InputError):
+                sized_artifact = msgspec.structs.replace(artifact, facts={**artifact.facts, "shape_ranges": known})
+                found = self.exporter.estimate(sized_artifact, folder, self.profile)
+                return tuple(_noted(figure, f"for {_sizes(shapes)}, the largest of a few samples") for figure in found)
+        return (
+            Figure(
+                name="latency-p50",
+                value=None,
+                unit="ms",
+                provenance="predicted",
+                on=self.profile.name,
+                note="no prediction: " + str(why).replace("\n", " "),
+            ),
+        )
 
     def trial(self, bundle: Bundle, target: Target | None, candidate: Artifact) -> Trial:
         """Run a compiled candidate on the evaluation data and measure it.
@@ -232,6 +242,14 @@ def model_size(folder: Path, loads: Sequence[str] | None = None) -> Figure:
     paths = [folder / name for name in loads] if loads else sorted(folder.rglob("*"))
     size = sum(path.stat().st_size for path in paths if loads or path.suffix in MODEL_FILES)
     return Figure(name="size", value=float(size), unit="B", provenance="measured", on="model files")
+
+
+def _noted(figure: Figure, note: str) -> Figure:
+    return msgspec.structs.replace(figure, note="; ".join(part for part in (figure.note, note) if part))
+
+
+def _sizes(shapes: Mapping[str, Sequence[int]]) -> str:
+    return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items())
 
 
 def findings_of(artifact: Artifact) -> list[Finding]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from edgekit.children import Ended, run_child
 from edgekit.errors import EdgekitError, IntegrityError, TargetError
 from edgekit.npz import encode_arrays, read_arrays
 from edgekit.target import Feed
@@ -24,9 +22,12 @@ DEVICE = Path(__file__).with_name("device")
 
 RUNNER = "runner.py"
 SCHEMA = 1
+PROGRESS = "edgekit-progress: "
+"""What the runner's lines begin with that tell how far it is: `device/progress.py`."""
+PASSED_ON = ("shapes", "context", "dla_core", "explicit", "calibration", "sparse")
+"""Facts of a compiled model that a job takes as they are."""
 _RESULT = "result.json"
 _MAX_RESULT = 64 << 20
-_LOG_TAIL = 2000
 
 
 def runner_files() -> list[Path]:
@@ -66,24 +67,17 @@ def run_job(command: str, job: dict[str, Any], folder: Path, *, timeout: float) 
     """
     job_file, result_file = folder / "job.json", folder / _RESULT
     job_file.write_text(json.dumps({**job, "schema": SCHEMA, "result": _RESULT}), encoding="utf-8")
-    log = folder / "log.txt"
-    with log.open("wb") as errors:
-        argv = [sys.executable, str(DEVICE / RUNNER), command, str(job_file)]
-        try:
-            done = subprocess.run(
-                argv,
-                cwd=folder,
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            remedy = "Run it on a faster machine, or check the package without its golden outputs."
-            raise TargetError(f"the model did not finish in {timeout:.0f} s", where="local", remedy=remedy) from None
-    return _result(done.returncode, result_file, log)
+    ended = run_child(
+        [str(DEVICE / RUNNER), command, str(job_file)],
+        folder=folder,
+        log=folder / "log.txt",
+        seconds=timeout,
+        environment=_environment(),
+    )
+    if ended.status is None:
+        remedy = "Run it on a faster machine, or check the package without its golden outputs."
+        raise TargetError(f"the model did not finish in {timeout:.0f} s", where="local", remedy=remedy)
+    return _result(ended, result_file)
 
 
 def _environment() -> dict[str, str]:
@@ -96,27 +90,23 @@ def _environment() -> dict[str, str]:
     return environment
 
 
-def _result(status: int, result_file: Path, log: Path) -> dict[str, Any]:
+def _result(ended: Ended, result_file: Path) -> dict[str, Any]:
     """Return the result of a child that ended, or raise what it tells."""
     try:
         with result_file.open("rb") as file:
             result = json.loads(file.read(_MAX_RESULT))
     except (OSError, ValueError):
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        text = f"the runner ended with {how} and no result: {_tail(log)}"
+        words = " | ".join(ended.log.strip().splitlines()[-3:]) or "it said nothing"
+        text = f"the runner ended with {ended.how} and no result: {words}"
         remedy = "If this machine has enough memory, the runtime cannot run this model."
         raise IntegrityError(text, where="local", remedy=remedy) from None
     if "error" not in result:
         found: dict[str, Any] = result
         return found
     kind, text, remedy = (str(result["error"].get(key, "")) for key in ("kind", "text", "remedy"))
+    if kind == "space":
+        raise TargetError(text, where="local", remedy="Free space on the disk, or set TMPDIR to another one.")
     if kind in {"missing", "memory"}:
         raise TargetError(text, where="local", remedy=remedy or "Close other programs, or use a bigger machine.")
     remedy = remedy or "The packaged model does not run here: compare the runtime's version with the package's."
     raise IntegrityError(text, where="local", remedy=remedy)
-
-
-def _tail(log: Path) -> str:
-    """Return the end of the child's log as one line."""
-    lines = log.read_bytes()[-_LOG_TAIL:].decode("utf-8", "replace").strip().splitlines()
-    return " | ".join(lines[-3:]) or "it said nothing"

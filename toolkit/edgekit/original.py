@@ -6,6 +6,7 @@ import importlib.metadata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,9 @@ Split = Literal["calibration", "evaluation"]
 
 OUTPUTS = "outputs.npz"
 """File of an artifact of kind `outputs`: what `evaluate.save_outputs` wrote."""
+
+LOOKED_AT = 32
+"""Samples that are looked at for how large inputs are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +143,23 @@ class Original:
     @cached_property
     def _steady(self) -> bool:
         """Whether it gives the same every time, so that something can be compared with it."""
-        samples = self.samples("calibration" if self.has("calibration") else "evaluation")
-        return is_steady(self.folder, [samples.sample(0)], threads=self.threads)
+        return is_steady(self.folder, [self.samples(self._any_split).sample(0)], threads=self.threads)
+
+    @property
+    def _any_split(self) -> Split:
+        """A split that may be looked at before the verdict: the evaluation split only when there is no other."""
+        return "calibration" if self.has("calibration") else "evaluation"
+
+    @cached_property
+    def largest_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Input name -> shape in the largest of a few samples; empty without data."""
+        split = self._any_split
+        if not self.has(split):
+            return {}
+        some = self.some(split, LOOKED_AT)
+        feeds = (some.sample(index) for index in range(len(some)))
+        shapes = ({name: array.shape for name, array in feed.items()} for feed in feeds)
+        return max(shapes, key=lambda found: sum(prod(shape) for shape in found.values()))
 
     def _outputs(self, split: Split) -> Artifact:
         assert self.data is not None

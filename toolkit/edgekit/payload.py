@@ -16,7 +16,7 @@ from edgekit.artifact import Artifact
 from edgekit.bundle import Member, member
 from edgekit.data import Feed
 from edgekit.errors import EdgekitError
-from edgekit.jobs import SCHEMA, encode_feeds, runner_files
+from edgekit.jobs import PASSED_ON, SCHEMA, encode_feeds, runner_files
 from edgekit.manifest import (
     FORMAT,
     Golden,
@@ -214,7 +214,7 @@ def _jobs(contents: Contents) -> dict[str, dict[str, Any]]:
         "threads": 1,
         "inputs": [GOLDEN_INPUTS],
     }
-    job |= {key: variant.facts[key] for key in ("shapes", "context") if key in variant.facts}
+    job |= {key: variant.facts[key] for key in PASSED_ON if key in variant.facts}
     jobs = {"measure.json": {**job, "runs": 300, "result": "measure-result.json"}}
     if variant.golden and variant.golden.outputs:
         expected = {

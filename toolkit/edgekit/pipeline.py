@@ -18,7 +18,7 @@ from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.exporter import Exporter
 from edgekit.plan import Alternatives, Plan, PlanEntry, Rounds
 from edgekit.profile import Profile
-from edgekit.score import Score
+from edgekit.score import Score, best_of
 from edgekit.stage import Context, Inputs, Stage, options_of
 from edgekit.store import Store
 
@@ -193,7 +193,7 @@ class Pipeline:
                 where=f"recipe, choose from {', '.join(refused)}",
                 remedy="Choose a recipe that fits the model and the profile.",
             )
-        name, best, found = min(tried, key=lambda row: row[2].key())
+        name, best, found = tried[best_of([row[2] for row in tried])]
         scores = {row[0]: row[2].facts() for row in tried}
         why = found.why_before([row[2] for row in tried if row[0] != name])
         self._told("choose", {"chosen": name, "why": why, "scores": scores, "refused": refused})

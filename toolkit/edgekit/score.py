@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+ALIKE = 0.02
+"""Latencies that are apart by less than this share are alike: no prediction tells them apart."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
@@ -52,6 +55,21 @@ class Score:
         within = [other for other in others if other.within]
         if not within:
             return "the only one that keeps the budgets on the calibration data"
-        if self.latency_ms is not None and all(self.latency_ms < (other.latency_ms or inf) for other in within):
+        if self.latency_ms is None:
+            return "no latency is known: the smallest that keeps the budgets on the calibration data"
+        if all(self.latency_ms * (1 + ALIKE) < (other.latency_ms or inf) for other in within):
             return "the fastest that keeps the budgets on the calibration data"
         return "as fast as others that keep the budgets on the calibration data, and smaller or more accurate"
+
+
+def best_of(scores: Sequence[Score]) -> int:
+    """Return which score is the best: within the budget, then the fastest; of those alike, the smallest."""
+    order = sorted(range(len(scores)), key=lambda index: scores[index].key())
+    first = scores[order[0]]
+    if not first.within or first.latency_ms is None:
+        return order[0]
+    limit = first.latency_ms * (1 + ALIKE)
+    alike = [index for index in order if scores[index].within and (scores[index].latency_ms or inf) <= limit]
+    return min(
+        alike, key=lambda index: (scores[index].size, scores[index].drop or 0.0, scores[index].latency_ms or inf)
+    )

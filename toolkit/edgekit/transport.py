@@ -36,6 +36,8 @@ class Transport(Protocol):
         title: what people call it: `local`, `ssh orin`.
         python: its interpreter (3.8 or later, with numpy), once open.
         far: whether a network lies between: what goes there is worth compressing.
+
+    One that has an attribute `said` calls it with each line that a running command writes to standard error.
     """
 
     url: str

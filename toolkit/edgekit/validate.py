@@ -97,14 +97,14 @@ def validate(  # noqa: PLR0913 - one keyword per option of the command line
         options: dict[str, Any] = {"calibration": calibration, "threads": threads, "seed": seed, "strict": strict}
         options |= {"sustained": seconds, "listen": listen}
         device = load_profile(profile or "host")
-        with Store(store) as shelf, open_target(target, device, keep=shelf.root / "scratch") as machine:
+        with Store(store) as shelf, open_target(target, device, keep=shelf.root / "scratch", listen=listen) as machine:
             return _model(model, machine, shelf, device, asked, (data, metric, reference, label_map), options)
     if profile or reference:
         raise UsageError("a package knows its profile and its original", remedy="Leave --profile and --reference out.")
     with tempfile.TemporaryDirectory() as scratch:
         extracted = extract_package(Path(model), Path(scratch) / "package")
         device = _told(extracted, extracted.package.manifest.profile.values, Profile)
-        with open_target(target, device, keep=(store or default_root()) / "scratch") as machine:
+        with open_target(target, device, keep=(store or default_root()) / "scratch", listen=listen) as machine:
             load = {"threads": threads, **({"sustained": seconds} if seconds else {})}
             return _package(extracted, machine, asked, (data, metric), load, strict=strict, listen=listen)
 

@@ -21,7 +21,15 @@ from edgekit.exporter import StageSpec
 from edgekit.profile import Profile
 from edgekit_exporters.qnn.context import BINARY, CONTEXT, Context, RefusedError, is_installed
 from edgekit_exporters.qnn.desk import Desk, options_of, soc_of, write_fixed
-from edgekit_exporters.qnn.lint import NOT_COMPILED, compile_findings, fallback_findings, lint, not_compiled
+from edgekit_exporters.qnn.lint import (
+    NOT_COMPILED,
+    compile_findings,
+    fallback_findings,
+    lint,
+    not_compiled,
+    other_finding,
+)
+from edgekit_exporters.qnn.several import place, profiles_of
 
 if TYPE_CHECKING:
     from edgekit.graphs.forecast import Forecast
@@ -44,11 +52,12 @@ class QnnExporter:
 
     `soc_model`: Qualcomm's number of the SoC; without it nothing is compiled. `vtcm_mb`: memory of the HTP in MB.
     `optimization`: 1 to 3 (default), how hard the compiler tries. `integer_twin`: number of a SoC of the same
-    architecture whose compiler refuses float operators, for a SoC without them whose own compiler does not.
+    architecture whose compiler refuses float operators, for a SoC without them whose own compiler does not. `also`:
+    further SoCs that the package is for, each with `soc` (its names) and these same settings.
     """
 
     name: ClassVar[str] = "qnn"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     libraries: ClassVar[tuple[str, ...]] = ("onnx", "onnxruntime", "onnxruntime-qnn")
 
     def __init__(self) -> None:
@@ -66,7 +75,7 @@ class QnnExporter:
             ops=("Conv", "ConvTranspose", "MatMul", "Gemm"),
             carry=_CARRY,
             stored_per_channel=False,
-            whole="prefer" if profile.settings.get("htp", {}).get("fp16", True) else "must",
+            whole="prefer" if all(_has_floats(one) for one in profiles_of(profile)) else "must",
             precisions=("w8a8", "w8a16", "w4a16"),
             int4="none",  # the HTP wants 16-bit activations beside 4-bit weights in blocks, these stay float
             max_opset=profile.graph.max_opset,
@@ -85,7 +94,14 @@ class QnnExporter:
             return found
         if (why := self._why_not(profile)) is not None:
             return [*found, not_compiled(why)]
-        return [*found, *compile_findings(self._desk, artifact, folder, profile)]
+        first, *others = profiles_of(profile)
+        found += compile_findings(self._desk, artifact, folder, first)
+        for other in others:
+            for finding in compile_findings(self._desk, artifact, folder, other):
+                text = f"for {' or '.join(other.modules)} (SoC {soc_of(other)}): {finding.text}"
+                found.append(msgspec.structs.replace(finding, text=text))
+            found.append(other_finding(other))
+        return found
 
     def compile(self, artifact: Artifact, folder: Path, profile: Profile, out: Path) -> dict[str, Any]:
         """Write `model_ctx.onnx` and its binary for the profile's SoC, and `model.onnx` for where that does not load.
@@ -107,20 +123,20 @@ class QnnExporter:
         facts |= {"rewritten": rewritten} if rewritten else {}
         if (why := self._why_not(profile)) is not None:
             return facts | {"findings": msgspec.to_builtins([not_compiled(why)])}
-        try:
-            context = self._desk.context(artifact, folder, profile)
-        except RefusedError:
-            context = self._desk.context(artifact, folder, profile, fallback=True)
+        context = self._context(artifact, folder, profile)
         files = [CONTEXT, *sorted(path.name for path in context.folder.glob("*.bin"))]
         for name in files:
             shutil.copyfile(context.folder / name, out / name)
         facts |= {"context": _facts(context, profile), "loads": files}
+        others = [(one, self._context(artifact, folder, one)) for one in profiles_of(profile)[1:]]
+        if others:
+            facts["context"]["others"] = [_other(other, one, out) for one, other in others]
         (out / FACTS).write_text(json.dumps(facts["context"], indent=1, sort_keys=True) + "\n", encoding="utf-8")
         for example in sorted(EXAMPLES.glob("[lL]oad.*")):
             shutil.copyfile(example, out / example.name)
-        if context.refused:
-            facts["findings"] = msgspec.to_builtins(fallback_findings(context.refused, "warning"))
-        return facts
+        found = fallback_findings(context.refused, "warning")
+        found += [finding for _, other in others for finding in fallback_findings(other.refused, "warning")]
+        return facts | ({"findings": msgspec.to_builtins(found)} if found else {})
 
     def estimate(self, artifact: Artifact, folder: Path, profile: Profile) -> tuple[Figure, ...]:
         """Predict latency and memory; see `forecast`."""
@@ -133,11 +149,28 @@ class QnnExporter:
         del protocol
         return predict(self._desk, artifact, folder, profile, compiles=self._why_not(profile) is None)
 
+    def _context(self, artifact: Artifact, folder: Path, profile: Profile) -> Context:
+        """Compile for a profile's SoC; what it refuses stays on the CPU."""
+        try:
+            return self._desk.context(artifact, folder, profile)
+        except RefusedError:
+            return self._desk.context(artifact, folder, profile, fallback=True)
+
     def _why_not(self, profile: Profile) -> str | None:
         """Say why nothing can be compiled for a profile; None when it can."""
         if soc_of(profile) is None:
             return f"the profile '{profile.name}' names no SoC (settings.htp.soc_model)"
         return None if is_installed() else "Qualcomm's compiler is not installed"
+
+
+def _has_floats(profile: Profile) -> bool:
+    return bool(profile.settings.get("htp", {}).get("fp16", True))
+
+
+def _other(context: Context, profile: Profile, out: Path) -> dict[str, Any]:
+    """Place another SoC's binary and return its facts."""
+    model, binary = place(context, out)
+    return {**_facts(context, profile), "model": model, "binary": binary}
 
 
 def _facts(context: Context, profile: Profile) -> dict[str, Any]:
@@ -153,6 +186,7 @@ def _facts(context: Context, profile: Profile) -> dict[str, Any]:
         "options": options_of(profile),
         "compatibility": context.compatibility,
         "graphs": context.graphs,
+        "operators": context.operators,
         "refused": [msgspec.to_builtins(row) for row in context.refused],
         "estimate": msgspec.to_builtins(context.estimate),
         "compiler": f"onnxruntime-qnn {importlib.metadata.version('onnxruntime-qnn')}",

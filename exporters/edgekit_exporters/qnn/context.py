@@ -9,18 +9,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from edgekit.artifact import MAIN
+from edgekit.children import environment, run_child
 from edgekit.errors import TargetError, UnsupportedError
 from edgekit_exporters.qnn.context_child import PROVIDER
 from edgekit_exporters.qnn.options import check_options
-from edgekit_exporters.qnn.told import Estimate, Refused, read_estimate, read_refused
+from edgekit_exporters.qnn.told import Estimate, Refused, count_operators, read_estimate, read_refused
 
 CONTEXT = "model_ctx.onnx"
 BINARY = "model_ctx_qnn.bin"
@@ -43,6 +42,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         refused: nodes that do not run on the HTP; with fallback they run on the CPU.
         estimate: Qualcomm's own prediction; None for SoCs that it has none for.
         graphs: number of graphs on the HTP; 1 when all is one piece.
+        operators: of these graphs, as the HTP runs them.
     """
 
     folder: Path
@@ -51,6 +51,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     refused: tuple[Refused, ...]
     estimate: Estimate | None
     graphs: int
+    operators: int
 
 
 def is_installed() -> bool:
@@ -104,6 +105,7 @@ def compile_context(folder: Path, options: Mapping[str, str], *, fallback: bool 
         refused=refused,
         estimate=read_estimate(folder / _CSV),
         graphs=graphs,
+        operators=count_operators(folder / _TRACE),
     )
 
 
@@ -128,35 +130,18 @@ def _binaries(folder: Path) -> list[Path]:
 
 def _spawn(folder: Path) -> None:
     """Run the child in `folder`; its output goes to a log there."""
-    argv = [sys.executable, "-P", str(_CHILD), _JOB]
-    try:
-        with (folder / _LOG).open("wb") as log:
-            done = subprocess.run(
-                argv,
-                cwd=folder,
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                timeout=_SECONDS,
-                check=False,
-            )
-    except subprocess.TimeoutExpired:
+    ended = run_child(
+        ["-P", str(_CHILD), _JOB], folder=folder, log=folder / _LOG, seconds=_SECONDS, environment=environment()
+    )
+    if ended.status is None:
         remedy = "Use a faster machine, or a smaller model."
-        raise TargetError(f"compiling took over {_SECONDS} s", where="onnxruntime-qnn", remedy=remedy) from None
-    if done.returncode or not (folder / _ANSWER).is_file():
-        last = (folder / _LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        raise TargetError(f"compiling took over {_SECONDS} s", where="onnxruntime-qnn", remedy=remedy)
+    if ended.status or not (folder / _ANSWER).is_file():
         raise TargetError(
-            f"Qualcomm's compiler died with status {done.returncode}: {''.join(last)[:300]}",
+            f"Qualcomm's compiler died with {ended.how}: {ended.last_line}",
             where="onnxruntime-qnn",
             remedy="Look for free memory; if there is enough, choose another recipe.",
         )
-
-
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join(entry for entry in sys.path if Path(entry).is_absolute())
-    kept = {key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH") if key in os.environ}
-    return kept | {"PYTHONPATH": path, "PYTHONUTF8": "1"}
 
 
 def _read_context(path: Path) -> tuple[str, int]:

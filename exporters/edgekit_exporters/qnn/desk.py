@@ -13,10 +13,11 @@ from edgekit.graphs.freeze import freeze
 from edgekit.graphs.rules import open_inputs
 from edgekit.profile import Profile
 from edgekit_exporters.qnn.context import Context, RefusedError, compile_context
+from edgekit_exporters.qnn.pools import global_pools
 from edgekit_exporters.qnn.sanitize import order_gates, plain_gathers
 
-_KEPT = 8
-"""Compilations that are kept at a time: a recipe's alternatives, each for two SoCs."""
+_KEPT = 16
+"""Compilations that are kept at a time: a recipe's alternatives, each for a few SoCs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +88,7 @@ def write_fixed(artifact: Artifact, folder: Path, profile: Profile, path: Path) 
     first = {spec.shape[0]: 1 for spec in open_inputs(artifact).values() if isinstance(spec.shape[0], str)}
     if first:
         freeze(model, first, folder)
-    done = {"gates": order_gates(model), "gathers": plain_gathers(model)}
+    done = {"gates": order_gates(model), "gathers": plain_gathers(model), "pools": global_pools(model)}
     model.ir_version = min(model.ir_version, profile.graph.max_ir)
     save_model(model, path, source=folder)
     return {name: nodes for name, nodes in done.items() if nodes}

@@ -1,8 +1,8 @@
 """Latency on the HTP without a device: Qualcomm's own estimate, and what published measurements make of it.
 
 Where Qualcomm's compiler estimates a SoC (`estimate = "native"` in the profile), its figure is taken, straightened by
-what it was off on IQ-9075. For the others (`chained`) the graph is compiled for IQ-9075, and a power law per precision
-leads from there to the device; see benchmarks/snapdragon.py. Else, and without the compiler, the roofline.
+what it was off on IQ-9075. For the others (`chained`) the graph is compiled for IQ-9075, and a law per precision leads
+from there to the device; see benchmarks/snapdragon.py. Else, and without the compiler, the roofline.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from edgekit.artifact import MAIN, Artifact
 from edgekit.budget import Figure
 from edgekit.errors import UnsupportedError
 from edgekit.profile import Profile
+from edgekit_exporters.qnn.chain import FORMS, terms
 from edgekit_exporters.qnn.context import Context, RefusedError
 from edgekit_exporters.qnn.desk import Desk, soc_of
 from edgekit_exporters.qnn.told import Estimate
@@ -82,7 +83,7 @@ def _compiled(desk: Desk, artifact: Artifact, folder: Path, profile: Profile, ho
 
 
 def _native(context: Context, profile: Profile) -> Figure:
-    spread = _ONE_SIDED_95 * _NORMAL_MEAN * float(_chains()["native"]["mean_error"])
+    spread = _native_spread()
     on = f"Qualcomm's estimate for {profile.name}"
     return _latency(_straightened(context), profile, -spread, spread, on=on, note=_off_htp(context))
 
@@ -94,15 +95,41 @@ def _chained(context: Context, artifact: Artifact, profile: Profile) -> Figure:
     if found is None:
         return _latency(None, profile, note=f"no prediction: nothing was published of {precision} on this device")
     base = _straightened(context)
-    low, high = found["from_ms"]
-    notes = [_off_htp(context)]
-    if not low <= base <= high:
-        notes.append(
-            f"{base:.3g} ms on IQ-9075 is outside of what the model was fitted on ({low:.3g} to {high:.3g} ms)"
-        )
-    value = found["a"] * base ** found["b"]
+    if not context.operators:
+        return _latency(None, profile, note="no prediction: the compiler did not tell its operators")
+    notes = [_off_htp(context), *_outside(base, context.operators, found)]
+    parts = terms(found["form"], base, context.operators)
+    value = math.exp(sum(weight * part for weight, part in zip(found["weights"], parts, strict=True)))
     on = f"Qualcomm's estimate for IQ-9075, carried to {chain['device']} by {found['rows']} published latencies"
-    return _latency(value, profile, found["low"], found["high"], on=on, note="; ".join(filter(None, notes)))
+    low, high = _spreads(base, context.operators, found)
+    return _latency(value, profile, low, high, on=on, note="; ".join(filter(None, notes)))
+
+
+def _native_spread() -> float:
+    """Return half of the interval of Qualcomm's estimate against a clock, as a natural log."""
+    return _ONE_SIDED_95 * _NORMAL_MEAN * float(_chains()["native"]["mean_error"])
+
+
+def _spreads(base: float, operators: int, law: dict[str, Any]) -> tuple[float, float]:
+    """Return the natural logs of the interval's ends over the value: as wide as errors are for networks alike."""
+    parts = terms(FORMS[-1], base, operators)
+    scale = math.exp(sum(weight * part for weight, part in zip(law["scale"], parts, strict=True)))
+    scale = min(max(scale, law["scales"][0]), law["scales"][1])
+    first = _native_spread()
+    return -math.hypot(law["low"] * scale, first), math.hypot(law["high"] * scale, first)
+
+
+def _outside(base: float, operators: int, law: dict[str, Any]) -> list[str]:
+    """Say what of a network lies outside of all that a law was fitted on."""
+    told = (
+        (f"{base:.3g} ms on IQ-9075", base, law["from_ms"], " ms"),
+        (f"a network of {operators} operators", operators, law["operators"], ""),
+    )
+    return [
+        f"{what} is outside of what the model was fitted on ({low:.3g} to {high:.4g}{unit})"
+        for what, value, (low, high), unit in told
+        if not low <= value <= high
+    ]
 
 
 def precision_of(artifact: Artifact) -> str:

@@ -12,12 +12,14 @@ from edgekit.graphs.rules import (
     domain_findings,
     rank_findings,
     shape_findings,
+    shapes_of,
     type_findings,
     version_findings,
 )
 from edgekit.profile import Profile
 from edgekit_exporters.qnn.context import RefusedError
 from edgekit_exporters.qnn.desk import Desk
+from edgekit_exporters.qnn.pools import covers_all, wide_pools
 from edgekit_exporters.qnn.told import Refused
 
 NOT_COMPILED = "qnn-not-compiled"
@@ -45,7 +47,19 @@ def lint(artifact: Artifact, folder: Path, profile: Profile) -> list[Finding]:
         for node in subject.nodes
         if node.op_type in _REFUSED
     ]
-    return [*found, *fallback_findings(refused, "error")]
+    return [*found, *fallback_findings(refused, "error"), *_pool_findings(subject)]
+
+
+def _pool_findings(subject: Subject) -> list[Finding]:
+    """Refuse average pooling that the compiler takes and gets wrong."""
+    shapes = shapes_of(subject)
+    text = "node '{}' (AveragePool) has a window that is wider than its input: Qualcomm's compiler gives noise for it"
+    remedy = "Make the window fit, or average all of the input (GlobalAveragePool)."
+    return [
+        subject.finding("error", "wide-pool", node.name, text.format(node.name), remedy)
+        for node in wide_pools(subject.model, shapes)
+        if not covers_all(node, shapes)
+    ]
 
 
 def compile_findings(desk: Desk, artifact: Artifact, folder: Path, profile: Profile) -> list[Finding]:
@@ -75,6 +89,18 @@ def fallback_findings(refused: Sequence[Refused], severity: Severity) -> list[Fi
         )
         for row in refused
     ]
+
+
+def other_finding(profile: Profile) -> Finding:
+    """Say that another SoC's binary is compiled and not run."""
+    names = " or ".join(profile.modules)
+    return Finding(
+        severity="note",
+        node="",
+        rule="qnn-other-soc",
+        text=f"the binary for {names} is compiled, not run: accuracy and latency are those of the profile's own SoC",
+        remedy=f"To judge it too, build with the profile of {names}.",
+    )
 
 
 def not_compiled(why: str) -> Finding:

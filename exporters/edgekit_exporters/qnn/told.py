@@ -89,6 +89,14 @@ def read_refused(trace: Path, log: Path, error: str = "") -> tuple[Refused, ...]
     return tuple(named.values())
 
 
+def count_operators(trace: Path) -> int:
+    """Return how many operators the HTP runs, over all its graphs; 0 when there is no trace."""
+    if not trace.is_file():
+        return 0
+    graphs = json.loads(trace.read_text(encoding="utf-8")).get("subgraph_traces", [])
+    return sum(len(graph.get("op_mappings", [])) for graph in graphs)
+
+
 def read_estimate(path: Path) -> Estimate | None:
     """Read the estimate from the profiling CSV; None when the compiler has none for the SoC."""
     if not path.is_file():

@@ -22,6 +22,7 @@ from edgekit.graphs.rules import (
 )
 from edgekit.graphs.storage import value_of
 from edgekit.profile import Profile
+from edgekit_exporters.tensorrt.calibration import calibration_findings
 from edgekit_exporters.tensorrt.dla import dla_findings
 from edgekit_exporters.tensorrt.fusions import fusion_findings
 from edgekit_exporters.tensorrt.placement import place
@@ -71,7 +72,7 @@ def lint(artifact: Artifact, folder: Path, profile: Profile) -> list[Finding]:
     settings = profile.settings.get("tensorrt", {})
     found += list(fusion_findings(subject))
     if settings.get("dla", False):
-        found += dla_findings(subject, place(subject, found))
+        found += dla_findings(subject, place(subject, found)) + calibration_findings(subject)
     how = settings.get("rtx_check", "parse")
     if how != "off" and is_installed():
         found += check_with_rtx(folder / "model.onnx", build=how == "build")

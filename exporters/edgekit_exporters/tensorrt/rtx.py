@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from edgekit.children import environment, run_child
 from edgekit.events import Finding
 
 LABEL = "TensorRT-RTX sm_86 parser/AOT, not an Orin build"
@@ -45,33 +43,19 @@ def check_with_rtx(
     """
     with tempfile.TemporaryDirectory(prefix="edgekit-rtx-") as name:
         result = Path(name) / "result.json"
-        argv = [sys.executable, "-P", str(_CHILD), str(path.resolve()), str(result), "build" if build else "parse"]
-        argv.append(json.dumps(shapes or {}))
-        try:
-            with (Path(name) / "log").open("wb") as log:
-                done = subprocess.run(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=_environment(),
-                    timeout=_BUILD_SECONDS if build else _PARSE_SECONDS,
-                    check=False,
-                )
-        except subprocess.TimeoutExpired:
+        how = ["build" if build else "parse", json.dumps(shapes or {})]
+        ended = run_child(
+            ["-P", str(_CHILD), str(path.resolve()), str(result), *how],
+            folder=Path(name),
+            log=Path(name) / "log",
+            seconds=_BUILD_SECONDS if build else _PARSE_SECONDS,
+            environment=environment(CUDA_VISIBLE_DEVICES=""),
+        )
+        if ended.status is None:
             return [_finding("warning", "", "the check took too long and was stopped")]
-        if done.returncode or not result.exists():
-            last = (Path(name) / "log").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            return [
-                _finding("warning", "", f"the check itself died with status {done.returncode}: {''.join(last)[:200]}")
-            ]
+        if ended.status or not result.exists():
+            return [_finding("warning", "", f"the check itself died with {ended.how}: {ended.last_line}")]
         return _findings(json.loads(result.read_text(encoding="utf-8")))
-
-
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join(entry for entry in sys.path if Path(entry).is_absolute())
-    kept = {key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH") if key in os.environ}
-    return kept | {"PYTHONPATH": path, "PYTHONUTF8": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def _findings(answer: dict[str, Any]) -> list[Finding]:

@@ -23,7 +23,11 @@ from edgekit.cli.options import (
 @click.option("--profile", metavar="NAME", help="The device: edgekit profiles list.")
 @data_options
 @click.option("--recipe", metavar="NAME|FILE", help="What is done (default: the profile's): edgekit recipes list.")
-@click.option("--target", metavar="URL", help="Where it is measured: local, ssh://user@host[:port], emulated-aarch64.")
+@click.option(
+    "--target",
+    metavar="URL",
+    help="Where it is measured: local, ssh://user@host[:port], adb://SERIAL, aihub://DEVICE, emulated-aarch64.",
+)
 @click.option("--out", metavar="DIR", help="Where the package goes (default: edgekit-out).")
 @budget_options
 @click.option("--teacher", metavar="MODEL", help="The model to distil from.")
@@ -62,7 +66,10 @@ def build(model: str, as_json: bool, quiet: bool, no_package: bool, **flags: Any
 @click.command()
 @click.argument("model", metavar="PACKAGE|MODEL")
 @click.option(
-    "--target", metavar="URL", required=True, help="Where it is run: local, ssh://user@host[:port], emulated-aarch64."
+    "--target",
+    metavar="URL",
+    required=True,
+    help="Where it is run: local, ssh://user@host[:port], adb://SERIAL, aihub://DEVICE, emulated-aarch64.",
 )
 @click.option("--profile", metavar="NAME", help="The device, when MODEL is not a package.")
 @data_options

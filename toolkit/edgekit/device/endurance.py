@@ -6,9 +6,10 @@ from typing import Any, Callable, Dict, List, Optional
 import numpy as np
 
 if __package__:
-    from . import latency
+    from . import latency, progress
 else:
     import latency  # type: ignore[import-not-found,no-redef]
+    import progress  # type: ignore[import-not-found,no-redef]
 
 WINDOW = 60.0
 """Seconds of a window; a run of less than three minutes has three windows."""
@@ -19,6 +20,11 @@ CLOCK_DROP = 0.05
 
 Windows = List[Dict[str, Any]]
 Durations = List[float]
+
+
+def window_of(seconds: float) -> float:
+    """Return the seconds of a window of a run."""
+    return min(WINDOW, seconds / 3)
 
 
 def sustain(
@@ -34,9 +40,11 @@ def sustain(
         machine's `state` at its end), `last` (the summary of the last window, warm by then), `slowdown` (median of
         the last over the first, minus 1) and `throttled`: null, or why the last window is slower.
     """
-    window = min(WINDOW, seconds / 3)
+    window = window_of(seconds)
     windows = []  # type: Windows
     series = []  # type: Durations
+    total = int(seconds / window + 0.5)
+    progress.tell("sustained load", 0, total)
     begun = opened = clock()
     while True:
         before = clock()
@@ -46,13 +54,19 @@ def sustain(
         over = (now - begun) / 1e9 >= seconds - window / 2 - 1e-9 and (now - opened) / 1e9 >= window
         if (now - opened) / 1e9 >= window:
             windows.append(dict(state=state(), **latency.describe(latency.check(series))))
+            progress.tell("sustained load", min(len(windows), total), total)
             series, opened = [], clock()
         if over:
             break
+    return compare_windows(windows, window)
+
+
+def compare_windows(windows: Windows, seconds: float) -> Dict[str, Any]:
+    """Return what `sustain` does, of windows of so many seconds each (a summary, and the machine's `state`)."""
     first, last = windows[0], windows[-1]
     slowdown = last["p50"]["value"] / first["p50"]["value"] - 1
     return {
-        "window_seconds": window,
+        "window_seconds": seconds,
         "windows": windows,
         "last": {key: value for key, value in last.items() if key != "state"},
         "slowdown": slowdown,

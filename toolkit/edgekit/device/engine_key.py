@@ -7,7 +7,15 @@ import contextlib
 import hashlib
 import json
 import os
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+import re
+from typing import Any, Dict, List, Tuple
+
+if __package__:
+    from . import builds
+else:
+    import builds  # type: ignore[import-not-found,no-redef]
+
+PLAIN = builds.Build()
 
 
 def major(version: str) -> int:
@@ -19,44 +27,56 @@ STRONG, ALWAYS_STRONG = 9, 11
 """The major versions from which strong typing can be asked for, and from which there is nothing else."""
 OLDEST = (8, 5)
 """The first version with the calls by tensor name that are used here (JetPack 5.1)."""
+SKIP_INFERENCE = (8, 6)
 DLA = ("DLA", "GPU_FALLBACK")
+NO_MEMORY = re.compile("out ?of ?memory|memoryallocation|insufficient memory|failed to allocate", re.IGNORECASE)
+"""What TensorRT says when memory runs out."""
 
 
-def check_version(version: str) -> None:
-    """Raise RuntimeError when a TensorRT is too old, with what to do."""
-    found = tuple(int(word) for word in version.split(".")[:2])
-    if found < OLDEST:
+def check_version(version: str, build: builds.Build = PLAIN) -> None:
+    """Raise RuntimeError when a TensorRT is too old, or cannot do what is asked, with what to do."""
+    if builds.numbers(version)[:2] < OLDEST:
         raise RuntimeError(
             "TensorRT {} is older than {}.{}: update JetPack to 5.1 or later".format(version, OLDEST[0], OLDEST[1])
         )
+    builds.check(version, build)
 
 
-def typing_flags(version: str) -> Tuple[List[str], List[str]]:
-    """Return (network creation flags, builder flags) by name for an ONNX whose precisions are explicit (Q/DQ, Cast).
+def typing_flags(version: str, build: builds.Build = PLAIN) -> Tuple[List[str], List[str]]:
+    """Return (network creation flags, builder flags) by name for an ONNX file.
 
-    8.x knows no strong typing: explicit batch must be said, and INT8 and FP16 kernels must be allowed for Q/DQ and
-    half tensors. 9 and 10 take the types from the graph when they are told to. 11 always does, without the old flags.
+    Its precisions are explicit (Q/DQ, Cast). 8.x knows no strong typing: explicit batch must be said, and INT8 and
+    FP16 kernels must be allowed for Q/DQ and half tensors. 9 and 10 take the types from the graph when they are told
+    to. 11 always does, without the old flags. With a calibration the network is weakly typed instead.
     """
+    batch = ["EXPLICIT_BATCH"] if major(version) < STRONG else []
+    more = ["SPARSE_WEIGHTS"] if build.sparse else []
+    if build.calibrated:
+        return batch, ["INT8", "FP16", "PREFER_PRECISION_CONSTRAINTS", *more]
     if major(version) < STRONG:
-        return ["EXPLICIT_BATCH"], ["INT8", "FP16"]
-    return (["STRONGLY_TYPED"], []) if major(version) < ALWAYS_STRONG else ([], [])
+        return batch, ["INT8", "FP16", *more]
+    return (["STRONGLY_TYPED"] if major(version) < ALWAYS_STRONG else []), more
 
 
-def trtexec_typing(version: str) -> List[str]:
-    """Return the same choice in trtexec's words."""
+def trtexec_typing(version: str, build: builds.Build = PLAIN, cache: str = "") -> List[str]:
+    """Return the same choice in trtexec's words; `cache`: the file with the calibration."""
+    more = ["--sparsity=enable"] if build.sparse else []
+    if build.calibration is not None:
+        words = ["--int8", "--fp16", "--calib=" + cache]
+        half = ",".join("{}:fp16".format(name) for name in build.calibration.half)
+        return words + (["--precisionConstraints=prefer", "--layerPrecisions=" + half] if half else []) + more
     if major(version) < STRONG:
-        return ["--int8", "--fp16"]
-    return ["--stronglyTyped"] if major(version) < ALWAYS_STRONG else []
+        return ["--int8", "--fp16", *more]
+    return (["--stronglyTyped"] if major(version) < ALWAYS_STRONG else []) + more
 
 
-def engine_parts(
-    version: str,
-    api: str,
-    gpu: str,
-    shapes: Optional[Dict[str, Sequence[Sequence[int]]]] = None,
-    dla_core: Optional[int] = None,
-) -> Dict[str, Any]:
-    """Return everything but the model that an engine depends on.
+def build_only(version: str) -> str:
+    """Return trtexec's flag for building without a run: it has another name up to 8.5."""
+    return "--buildOnly" if builds.numbers(version)[:2] < SKIP_INFERENCE else "--skipInference"
+
+
+def engine_parts(version: str, api: str, gpu: str, build: builds.Build = PLAIN) -> Dict[str, Any]:
+    """Return everything but the graph that an engine depends on.
 
     The power mode is none of it: an engine runs in all of them, and what is measured names it. No timing cache is
     used, so that there is none to name.
@@ -64,21 +84,19 @@ def engine_parts(
     Args:
         version: TensorRT's exact version.
         api: what builds it, `python` or `trtexec`.
-        gpu: GPU with its compute capability, module, L4T, packages and CUDA, see `runner.gpu_key`.
-        shapes: input -> (min, opt, max) of dynamic inputs.
-        dla_core: the DLA core that it is built for; None: the GPU.
+        gpu: GPU with its compute capability, module, L4T, packages and CUDA, see `engines.gpu_key`.
+        build: how it is built.
     """
-    network, builder = typing_flags(version)
-    flags = [*network, *builder] + (list(DLA) if dla_core is not None else [])
+    network, builder = typing_flags(version, build)
+    flags = [*network, *builder] + (list(DLA) if build.dla_core is not None else [])
     return {
         "tensorrt": version,
         "api": api,
         "gpu": gpu,
         "flags": flags,
-        "shapes": {name: [list(shape) for shape in triple] for name, triple in (shapes or {}).items()},
-        "dla_core": dla_core,
         "timing_cache": None,
-        "revision": 2,
+        "revision": 3,
+        **build.key(),
     }
 
 

@@ -62,6 +62,12 @@ class QnnEngine(OrtEngine):
         self.facts["simulated"] = simulated
 
 
+def choose(context: Dict[str, Any], modules: Sequence[str]) -> Dict[str, Any]:
+    """Return which of the contexts for several SoCs is for this chip; the first when none is, which `check` refuses."""
+    every = [context, *context.get("others", ())]
+    return next((one for one in every if _is_for(one, modules)), context)
+
+
 def check(model: str, context: Dict[str, Any], modules: Sequence[str], *, simulated: bool) -> None:
     """Raise MismatchError unless the file is a context for the SoC that it is said to be for, and that is this one."""
     told = compatibility(model)
@@ -73,10 +79,16 @@ def check(model: str, context: Dict[str, Any], modules: Sequence[str], *, simula
         raise MismatchError("the binary is of '{}', the package says '{}'".format(told, context.get("compatibility")))
     if fields[_SOC_FIELD] != soc:
         raise MismatchError("the binary is for SoC {}, not for {}".format(fields[_SOC_FIELD], soc))
-    names = [str(name) for name in context.get("soc", ())]
-    if not simulated and not any(name.lower() in str(one).lower() for name in names for one in modules):
+    if not simulated and not _is_for(context, modules):
+        names = [str(name) for one in (context, *context.get("others", ())) for name in one.get("soc", ())]
         text = "the binary is for {}; this chip calls itself {}"
         raise MismatchError(text.format(" or ".join(names) or "SoC " + soc, ", ".join(modules) or "nothing"))
+
+
+def _is_for(context: Dict[str, Any], modules: Sequence[str]) -> bool:
+    """Say whether one of a chip's own names is one of those that a context is for."""
+    names = [str(name).lower() for name in context.get("soc", ())]
+    return any(name in str(one).lower() for name in names for one in modules)
 
 
 def compatibility(model: str) -> str:

@@ -9,22 +9,32 @@ Standard library and numpy, Python 3.8.
 import ctypes
 import glob
 import os
-import re
 import sys
 import time
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
 if __package__:
-    from . import engine_key
+    from . import builds, engine_key, progress
 else:
+    import builds  # type: ignore[import-not-found,no-redef]
     import engine_key  # type: ignore[import-not-found,no-redef]
+    import progress  # type: ignore[import-not-found,no-redef]
 
-NO_MEMORY = re.compile("out ?of ?memory|memoryallocation|insufficient memory|failed to allocate", re.IGNORECASE)
 Words = List[str]
 Buffers = Dict[str, Tuple[int, int]]
 """Tensor -> (address on the GPU, bytes)."""
+
+NUMPY_TYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "INT8": "int8",
+    "UINT8": "uint8",
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOL": "bool",
+}
 
 H2D, D2H = 1, 2  # cudaMemcpyKind
 
@@ -34,6 +44,8 @@ class Cuda:
 
     def __init__(self) -> None:
         names = sorted(glob.glob("/usr/local/cuda*/lib64/libcudart.so*"), key=len)
+        for folder in filter(None, sys.path):  # beside tensorrt from pip: nvidia/cuda_runtime/lib, nvidia/cu13/lib
+            names += sorted(glob.glob(os.path.join(glob.escape(folder), "nvidia", "*", "lib", "libcudart.so*")))
         for name in ["libcudart.so"] + ["libcudart.so." + v for v in ("13", "12", "11.0")] + names:
             try:
                 self._library = ctypes.CDLL(name)
@@ -78,19 +90,13 @@ class Cuda:
         self._check(self._library.cudaStreamSynchronize(ctypes.c_void_p(stream)), "cudaStreamSynchronize")
 
 
-def build(
-    trt: Any,
-    model: str,
-    shapes: Optional[Dict[str, Sequence[Sequence[int]]]] = None,
-    dla_core: Optional[int] = None,
-) -> Any:
+def build(trt: Any, model: str, asked: builds.Build = engine_key.PLAIN) -> Any:
     """Return the serialized engine of an ONNX file (any object with the buffer interface).
 
     Args:
         trt: the module `tensorrt`.
         model: the ONNX file.
-        shapes: input -> (min, opt, max) of dynamic inputs.
-        dla_core: the DLA core to build for, layers that it does not take go to the GPU; None: the GPU.
+        asked: how it is built.
 
     Raises:
         RuntimeError: the parser or the builder refuses it, with their words.
@@ -99,31 +105,46 @@ def build(
     said = []  # type: Words
     logger = collecting_logger(trt, said)
     builder = trt.Builder(logger)
-    network_flags, builder_flags = engine_key.typing_flags(trt.__version__)
+    network_flags = engine_key.typing_flags(trt.__version__, asked)[0]
     bits = sum(1 << int(getattr(trt.NetworkDefinitionCreationFlag, name)) for name in network_flags)
     network = builder.create_network(bits)
     parser = trt.OnnxParser(network, logger)
-    if not parser.parse_from_file(model):
+    if not parser.parse_from_file(asked.source(model)):
         told = [str(parser.get_error(index)) for index in range(parser.num_errors)]
         raise RuntimeError("TensorRT {} cannot parse the model: {}".format(trt.__version__, "; ".join(told)[:2000]))
-    config = builder.create_builder_config()
-    for name in builder_flags:
-        config.set_flag(getattr(trt.BuilderFlag, name))
-    if dla_core is not None:
-        config.default_device_type = trt.DeviceType.DLA
-        config.DLA_core = dla_core
-        config.set_flag(trt.BuilderFlag.GPU_FALLBACK)
-    if shapes:
-        profile = builder.create_optimization_profile()
-        for name, (low, best, high) in shapes.items():
-            profile.set_shape(name, tuple(low), tuple(best), tuple(high))
-        config.add_optimization_profile(profile)
+    config, _kept = configure(trt, builder, network, asked)
     engine = builder.build_serialized_network(network, config)
     if engine is None:
         words = "; ".join(said[-3:])[-1000:] or "it does not say why"
         text = "TensorRT {} cannot build the engine: {}".format(trt.__version__, words)
-        raise MemoryError(text) if NO_MEMORY.search(" ".join(said)) else RuntimeError(text)
+        raise MemoryError(text) if engine_key.NO_MEMORY.search(" ".join(said)) else RuntimeError(text)
     return engine
+
+
+def configure(trt: Any, builder: Any, network: Any, asked: builds.Build) -> Tuple[Any, List[Any]]:
+    """Return the builder's configuration, and what must live as long: TensorRT does not keep it alive."""
+    config = builder.create_builder_config()
+    for name in engine_key.typing_flags(trt.__version__, asked)[1]:
+        config.set_flag(getattr(trt.BuilderFlag, name))
+    monitor, calibrator = progress.monitor(trt), None
+    if monitor is not None:
+        config.progress_monitor = monitor
+    if asked.dla_core is not None:
+        config.default_device_type = trt.DeviceType.DLA
+        config.DLA_core = asked.dla_core
+        config.set_flag(trt.BuilderFlag.GPU_FALLBACK)
+    if asked.calibration is not None:
+        calibrator = builds.calibrator(trt, builds.cache_text(trt.__version__, asked.calibration.scales))
+        config.int8_calibrator = calibrator
+        for layer in (network.get_layer(index) for index in range(network.num_layers)):
+            if layer.name in asked.calibration.half:
+                layer.precision = trt.float16
+    if asked.shapes:
+        profile = builder.create_optimization_profile()
+        for name, (low, best, high) in asked.shapes.items():
+            profile.set_shape(name, tuple(low), tuple(best), tuple(high))
+        config.add_optimization_profile(profile)
+    return config, [monitor, calibrator]
 
 
 def collecting_logger(trt: Any, said: "Words") -> Any:
@@ -143,6 +164,17 @@ def collecting_logger(trt: Any, said: "Words") -> Any:
                 sys.stderr.write(message + "\n")
 
     return Log()
+
+
+def numpy_type(dtype: Any) -> Any:
+    """Return the numpy type of a `trt.DataType`; RuntimeError when numpy has none (bfloat16, fp8).
+
+    `trt.nptype` would do, but that of 8.5 fails with numpy 1.24 and later.
+    """
+    name = str(getattr(dtype, "name", dtype))
+    if name not in NUMPY_TYPES:
+        raise RuntimeError("an input or output of the engine is {}, which numpy does not have".format(name))
+    return np.dtype(NUMPY_TYPES[name])
 
 
 class TrtEngine:
@@ -167,7 +199,7 @@ class TrtEngine:
         self._stream = cuda.stream()
         self._buffers = {}  # type: Buffers
         names = [self._engine.get_tensor_name(index) for index in range(self._engine.num_io_tensors)]
-        dtypes = {name: np.dtype(trt.nptype(self._engine.get_tensor_dtype(name))) for name in names}
+        dtypes = {name: numpy_type(self._engine.get_tensor_dtype(name)) for name in names}
         is_input = {name: self._engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT for name in names}
         self.inputs = {name: dtypes[name] for name in names if is_input[name]}
         self._outputs = {name: dtypes[name] for name in names if not is_input[name]}
@@ -227,32 +259,28 @@ class TrtEngine:
         return address
 
 
-def load(
-    model: str,
-    gpu: str,
-    shapes: Optional[Dict[str, Sequence[Sequence[int]]]] = None,
-    dla_core: Optional[int] = None,
-) -> TrtEngine:
+def load(model: str, gpu: str, asked: builds.Build = engine_key.PLAIN) -> TrtEngine:
     """Return the engine of an ONNX file, from the cache beside it or built now.
 
     Raises:
         ImportError: tensorrt or the CUDA runtime is not there.
-        RuntimeError: TensorRT is too old, or the model cannot be parsed, built or loaded.
+        RuntimeError: TensorRT is too old, cannot do what is asked, or the model cannot be parsed, built or loaded.
     """
     import tensorrt as trt
 
-    engine_key.check_version(trt.__version__)
+    engine_key.check_version(trt.__version__, asked)
     cuda = Cuda()
-    parts = engine_key.engine_parts(trt.__version__, "python", gpu, shapes, dla_core)
-    path = engine_key.engine_path(model, parts)
+    parts = engine_key.engine_parts(trt.__version__, "python", gpu, asked)
+    path = engine_key.engine_path(asked.source(model), parts)
     if os.path.isfile(path):
         try:
             with open(path, "rb") as file:
-                return TrtEngine(trt, cuda, file.read(), gpu, dla_core)
+                return TrtEngine(trt, cuda, file.read(), gpu, asked.dla_core)
         except RuntimeError:  # a driver update can make a cached engine stale: build it again
             os.unlink(path)
     begun = time.monotonic()
-    serialized = build(trt, model, shapes, dla_core)
+    progress.tell("build the engine")
+    serialized = build(trt, model, asked)
     try:
         with open(path + ".part", "wb") as file:
             file.write(serialized)
@@ -260,4 +288,4 @@ def load(
         engine_key.write_about(path, parts, time.monotonic() - begun)
     except OSError:  # a read-only folder or a full disk: no cache, the engine runs all the same
         engine_key.remove(path + ".part")
-    return TrtEngine(trt, cuda, serialized, gpu, dla_core)
+    return TrtEngine(trt, cuda, serialized, gpu, asked.dla_core)

@@ -11,6 +11,11 @@ import subprocess
 import sys
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
+if __package__:  # imported by a test or read by a type checker
+    from . import android
+else:
+    import android  # type: ignore[import-not-found,no-redef]
+
 Tool = Callable[[Sequence[str]], Optional[str]]
 
 _RUNTIMES = """
@@ -225,8 +230,11 @@ def jetson(root: str, ask: Tool) -> Dict[str, Any]:
 
 
 def state(root: str = "/") -> Dict[str, Any]:
-    """Return what changes while a machine works: temperatures (degrees Celsius), clocks (MHz), governor."""
-    found = {}  # type: Dict[str, Any]
+    """Return what changes while a machine works: temperatures (degrees Celsius), clocks (MHz), governor.
+
+    On Android also battery, thermal state and clocks that are held down (`android.state`).
+    """
+    found = android.state(run_tool, root) if root == "/" else {}  # type: Dict[str, Any]
     temperatures = {}
     for zone in sorted(glob.glob(os.path.join(root, "sys/class/thermal/thermal_zone*"))):
         text = read(zone, "temp").strip()

@@ -24,6 +24,7 @@ LEAST_SAMPLES = 2 * BATCHES
 T_95 = 1.833
 """One-sided 95 % quantile of Student's t with BATCHES - 1 degrees of freedom."""
 COLDEST = -40
+NO_TOOL = "the machine tells no power: it has no tegrastats"
 
 Sample = Tuple[float, Dict[str, Any]]
 """The moment in which a line came, by `time.monotonic`, and what it says."""
@@ -85,6 +86,17 @@ def total_mw(rails: Dict[str, int]) -> Optional[int]:
 def tegrastats_argv(tool: str) -> List[str]:
     """Return the command that samples."""
     return [tool, "--interval", str(INTERVAL_MS)]
+
+
+def find_tegrastats() -> Optional[List[str]]:
+    """Return the command that samples on this machine; None where there is none."""
+    tool = shutil.which("tegrastats")
+    return tegrastats_argv(tool) if tool else None
+
+
+def settle(seconds: float) -> float:
+    """Return the seconds at the start of a phase of `seconds` whose samples do not count."""
+    return min(SETTLE, seconds / 10)
 
 
 class Sampler:
@@ -151,10 +163,9 @@ def measure_energy(call: Callable[[], Any], seconds: float, argv: Optional[Seque
         `idle_mw`, `mean_mw`, `runs`, `seconds`, `samples`, `ram_peak_bytes` and `ram_idle_bytes` of the whole module;
         or `reason` when there is none.
     """
-    tool = shutil.which("tegrastats")
-    argv = argv or (tegrastats_argv(tool) if tool else None)
+    argv = argv or find_tegrastats()
     if argv is None:
-        return {"reason": "the machine tells no power: it has no tegrastats"}
+        return {"reason": NO_TOOL}
     try:
         with Sampler(argv) as sampler:
             rested = time.monotonic()
@@ -167,8 +178,7 @@ def measure_energy(call: Callable[[], Any], seconds: float, argv: Optional[Seque
             ended = time.monotonic()
     except OSError as error:
         return {"reason": "tegrastats cannot be run: {}".format(error)}
-    settle = min(SETTLE, seconds / 10)
-    idle, busy = sampler.between(rested, begun), sampler.between(begun + settle, ended)
+    idle, busy = sampler.between(rested, begun), sampler.between(begun + settle(seconds), ended)
     return energy_of(idle, busy, runs, ended - begun)
 
 

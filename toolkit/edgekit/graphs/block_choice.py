@@ -13,8 +13,8 @@ from edgekit.data import Samples
 from edgekit.dialect import Dialect
 from edgekit.graphs.block_grams import Gram, Grams
 from edgekit.graphs.block_plan import BlockPlan, BlockWeight
-from edgekit.graphs.block_solve import METHODS, NEED_DATA, Method, Solved, Solver, input_of
-from edgekit.graphs.block_write import Form, write_blocks
+from edgekit.graphs.block_solve import METHODS, NEED_DATA, Method, Solved, Solver, inputs_of
+from edgekit.graphs.block_write import FUSED_ACCURACY, Form, write_blocks
 from edgekit.graphs.calibrate import Reference, open_graph, spread
 from edgekit.graphs.canonical import Canonical
 from edgekit.graphs.edit import GraphIndex
@@ -28,14 +28,19 @@ if TYPE_CHECKING:
 MOST_JUDGED = 16
 """Held-out samples on which methods are compared."""
 
+WORTH_TWO_PARTS = 1.0
+"""Decibels that the outputs must come nearer for activations to be multiplied in two parts."""
+
 _HELD_EVERY = 5
+_WIDE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTrial:
     """A method that was tried: the model it gives, and the distance of every output from the original.
 
-    `reasons` says of matrices whose format is not the asked one why it is another.
+    `activation_bits` are those that products of accuracy level 4 see. `reasons` says of matrices whose format is not
+    the asked one why it is another.
     """
 
     method: Method
@@ -43,6 +48,7 @@ class BlockTrial:
     solved: Solved
     formats: Mapping[tuple[int, str], BlockFormat]
     distances: Mapping[str, OutputDistance]
+    activation_bits: int = 8
     reasons: Mapping[tuple[int, str], str] = field(default_factory=dict)
 
     @property
@@ -67,6 +73,8 @@ class BlockJob:
         form: how weights are written.
         formats: weight key -> how it is stored.
         accuracy_level: see `MatMulNBits`.
+        activation_bits: of products at accuracy level 4: 8 as the kernels round them, 16 as two parts of 8; None: 16
+            where all weights have 8 and it brings the outputs nearer by `WORTH_TWO_PARTS`.
         act_order: see `quantize_gptq`.
         threads: CPU threads.
         tell: gets a label, steps done and steps in all (0: unknown).
@@ -83,6 +91,7 @@ class BlockJob:
     accuracy_level: int
     act_order: bool
     threads: int
+    activation_bits: int | None = None
     tell: Callable[[str, int, int], None] = lambda _label, _done, _total: None
 
     def choose(self, wish: str) -> tuple[BlockTrial, dict[str, float], str]:
@@ -96,7 +105,7 @@ class BlockJob:
         """
         if wish != "auto" or self.samples is None:
             method = next((name for name in METHODS if name == wish), METHODS[0])
-            trial = self.attempt(method)
+            trial = self._lightened(self.attempt(method))
             why = "as asked" if wish != "auto" else "no data, so the weights' own rounding error decides"
             return trial, self._scores([trial]), why
         best: BlockTrial | None = None
@@ -109,6 +118,7 @@ class BlockJob:
             if best is None or trial.score > best.score:
                 best = trial
         assert best is not None
+        best = self._lightened(best)
         count = len(self.judged)
         kind = "held-out calibration sample" if self._count > 1 else "calibration sample (the only one)"
         why = f"its outputs lie nearest to the original's on {count} {kind}{'s' * (count > 1)}: " + ", ".join(
@@ -122,10 +132,28 @@ class BlockJob:
     def attempt(self, method: Method) -> BlockTrial:
         """Quantize with one method, write, load and run."""
         solved = self._solver(self.plan.weights, self.formats, method).solve(method)
-        return self._written(method, self.formats, solved)
+        return self._written(method, self.formats, solved, self._first_bits)
+
+    @property
+    def _first_bits(self) -> int:
+        """The bits of activations that methods are compared with."""
+        if self.accuracy_level != FUSED_ACCURACY or self.form != "matmulnbits":
+            return 8
+        if self.activation_bits is not None:
+            return self.activation_bits
+        return 16 if all(fmt.bits == _WIDE for fmt in self.formats.values()) else 8
+
+    def _lightened(self, trial: BlockTrial) -> BlockTrial:
+        """Return a trial with activations in 8 bits, which is faster, unless that costs what was paid for."""
+        if trial.activation_bits == 8 or self.activation_bits is not None or self.samples is None:  # noqa: PLR2004
+            return trial
+        plain = self._written(trial.method, trial.formats, trial.solved, 8)
+        return plain if plain.score > trial.score - WORTH_TWO_PARTS else trial
 
     def reformed(self, trial: BlockTrial, formats: Mapping[tuple[int, str], BlockFormat]) -> BlockTrial:
-        """Return a trial with some matrices in other formats, written and run; 8 bits are rounded to nearest.
+        """Return a trial with some matrices in other formats, written and run.
+
+        Beside matrices of fewer bits, those of 8 are rounded to nearest: theirs is not the noise that counts.
 
         Args:
             trial: a trial; codes whose format stays are kept.
@@ -134,17 +162,20 @@ class BlockJob:
         full = {**trial.formats, **formats}
         changed = [weight for weight in self.plan.weights if full[weight.key] != trial.formats[weight.key]]
         codes, errors = dict(trial.solved.codes), dict(trial.solved.errors)
+        mixed = any(fmt.bits != _WIDE for fmt in full.values())
         for wide in (False, True):
-            part = tuple(weight for weight in changed if (full[weight.key].bits == 8) == wide)  # noqa: PLR2004
+            part = tuple(weight for weight in changed if (full[weight.key].bits == _WIDE) == wide)
             if part:
-                method: Method = "rtn" if wide or trial.method == "awq" else trial.method
+                method: Method = "rtn" if (wide and mixed) or trial.method == "awq" else trial.method
                 solved = self._solver(part, full, method, trial.solved.factors).solve(method)
                 codes |= solved.codes
                 errors |= solved.errors
         solved = Solved(codes=codes, factors=trial.solved.factors, errors=errors)
-        return self._written(trial.method, full, solved)
+        return self._written(trial.method, full, solved, trial.activation_bits)
 
-    def _written(self, method: Method, formats: Mapping[tuple[int, str], BlockFormat], solved: Solved) -> BlockTrial:
+    def _written(
+        self, method: Method, formats: Mapping[tuple[int, str], BlockFormat], solved: Solved, activation_bits: int
+    ) -> BlockTrial:
         model = write_blocks(
             self.source,
             self.plan.weights,
@@ -152,10 +183,18 @@ class BlockJob:
             self.dialect,
             form=self.form,
             accuracy_level=self.accuracy_level,
+            halved=activation_bits == 16,  # noqa: PLR2004
         )
         session = open_graph(model, self.source.folder, threads=self.threads)
         distances = {} if self.samples is None else self._reference.distances(session)
-        return BlockTrial(method=method, model=model, solved=solved, formats=formats, distances=distances)
+        return BlockTrial(
+            method=method,
+            model=model,
+            solved=solved,
+            formats=formats,
+            distances=distances,
+            activation_bits=activation_bits,
+        )
 
     def _solver(
         self,
@@ -172,7 +211,7 @@ class BlockJob:
             grams=self._grams if self._depths() else None,
             formats=formats,
             act_order=self.act_order,
-            given=given or {},
+            given=given,
             tell=lambda: self.tell(f"quantize ({method})", next(done), len(plan)),
         )
 
@@ -184,7 +223,11 @@ class BlockJob:
 
     def input_of(self, weight: BlockWeight) -> str:
         """Return the tensor that a matrix's products all read; empty when they differ, or stand in an inner graph."""
-        return input_of(weight, self._index)
+        return self._inputs[weight.key]
+
+    @cached_property
+    def _inputs(self) -> dict[tuple[int, str], str]:
+        return inputs_of(self.plan.weights, self._index)
 
     def each_gram(self) -> Iterator[dict[str, Gram]]:
         """Yield `X^T X` of the matrices' inputs, group by group; nothing without samples."""
@@ -220,7 +263,7 @@ class BlockJob:
     def _depths(self) -> dict[str, int]:
         if self.samples is None:
             return {}
-        found = {input_of(weight, self._index): weight.depth for weight in self.plan.weights if weight.products}
+        found = {self.input_of(weight): weight.depth for weight in self.plan.weights if weight.products}
         return {name: depth for name, depth in found.items() if name and self._index.constant(name) is None}
 
     @cached_property

@@ -25,6 +25,7 @@ Choices = Mapping[Key, tuple[BlockFormat, ...]]
 _TRIES = 3
 _TIGHTER = 0.7
 _STAGE = "quantize-int4"
+_WIDE = 8
 _ROWS = 256  # of a matrix that are rounded to compare formats
 
 
@@ -218,9 +219,13 @@ def _error(matrix: Floats, fmt: BlockFormat | None, gram: Floats | None) -> floa
 
 
 def formats_to_choose(
-    weights: Sequence[BlockWeight], formats: Mapping[Key, BlockFormat], pinned: Collection[Key]
+    weights: Sequence[BlockWeight],
+    formats: Mapping[Key, BlockFormat],
+    pinned: Collection[Key],
+    *,
+    symmetric: bool = False,
 ) -> dict[Key, tuple[BlockFormat, ...]]:
-    """Return the formats that each matrix may have: 4 bits in blocks of 16 to 128, 8 bits in blocks of 32 or 128.
+    """Return the formats that each matrix may have: 4 bits in blocks of 16 to 128, 8 bits in blocks of 32 to 128.
 
     Blocks divide the depth of a matrix.
 
@@ -228,18 +233,25 @@ def formats_to_choose(
         weights: the matrices.
         formats: weight key -> its present format, which is always among them.
         pinned: keys of matrices that keep it, because the recipe says so.
+        symmetric: whether no block may have a zero point.
     """
     found: dict[Key, tuple[BlockFormat, ...]] = {}
     for weight in weights:
         now = formats[weight.key]
         options = [now]
         for bits, block in () if weight.key in pinned else _CHOICES:
-            coarse = weight.is_table and bits == 8  # noqa: PLR2004 - tables in 8 bits are fine enough symmetric
-            made = replace(now, bits=bits, block=block, symmetric=now.symmetric if not weight.is_table else coarse)
-            if made not in options and not weight.depth % block:  # a filled-up last block takes bytes for nothing
-                options.append(made)
+            both = (True, False) if bits == now.bits == _WIDE else (False,)
+            for even in (True,) if symmetric else (fine_enough(bits, block),) if weight.is_table else both:
+                made = replace(now, bits=bits, block=block, symmetric=even)
+                if made not in options and not weight.depth % block:  # a filled-up last block takes bytes for nothing
+                    options.append(made)
         found[weight.key] = tuple(options)
     return found
 
 
-_CHOICES = ((4, 16), (4, 32), (4, 64), (4, 128), (8, 32), (8, 128))
+def fine_enough(bits: int, block: int) -> bool:
+    """Say whether the rows of a table lose less by symmetric blocks than zero points would take in bytes."""
+    return bits == _WIDE and block <= 64  # noqa: PLR2004
+
+
+_CHOICES = ((4, 16), (4, 32), (4, 64), (4, 128), (8, 32), (8, 64), (8, 128))

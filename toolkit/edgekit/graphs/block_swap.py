@@ -13,7 +13,7 @@ import numpy.typing as npt
 from edgekit.graphs.blame import Blame, blame
 from edgekit.graphs.block_choice import BlockJob
 from edgekit.graphs.block_plan import BlockWeight
-from edgekit.graphs.block_solve import Solved, input_of
+from edgekit.graphs.block_solve import Solved, inputs_of
 from edgekit.graphs.calibrate import Reference, open_graph, spread
 from edgekit.graphs.edit import GraphIndex
 from edgekit.graphs.sensitivity import Checkpoint
@@ -72,7 +72,7 @@ class SwapModel:
         self.weights = {weight.key: weight for weight in self.job.plan.weights if not weight.key[0]}
         source = self.job.source
         model = _with_inputs(source.model, {name for _, name in self.weights})
-        self._index = GraphIndex(source.model.graph, source.folder)
+        self._inputs = inputs_of(self.job.plan.weights, GraphIndex(source.model.graph, source.folder))
         self._session = open_graph(model, source.folder, threads=self.job.threads)
         self._float: dict[str, Array] = {
             name: np.ascontiguousarray(self.job.weights.values(weight.operands[0]), np.float32)
@@ -92,7 +92,7 @@ class SwapModel:
     def _laid(self, weight: BlockWeight, codes: BlockCodes, factors: Mapping[str, Array]) -> Array:
         """Return the floats of a matrix as its initializer lies, what its input is divided by taken out again."""
         near = codes.dequantized()
-        scaled = factors.get(input_of(weight, self._index)) if weight.products else None
+        scaled = factors.get(self._inputs[weight.key]) if weight.products else None
         if scaled is not None:
             near = (near / scaled).astype(np.float32)
         return near if weight.axis == 0 else np.ascontiguousarray(near.T)

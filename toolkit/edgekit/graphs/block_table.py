@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edgekit.events import Finding
 from edgekit.graphs.block_choice import BlockJob, BlockTrial, mean_bits
 from edgekit.graphs.block_plan import BlockPlan
+from edgekit.graphs.block_write import FUSED_ACCURACY
 from edgekit.graphs.decisions import Decision, float_decision
 from edgekit.graphs.int8_plan import PRODUCTS, Planner
 from edgekit.graphs.plan_edits import reason_of
@@ -50,7 +51,7 @@ def block_coverage(job: BlockJob, trial: BlockTrial, path: Path, shapes: Mapping
     total = sum(macs.values())
     done = sum(count for node, count in macs.items() if node in products)
     return {
-        "precision": "w4a16",
+        "precision": "w8a16" if wide == stored else "w4a16",
         "weights": round(stored / job.weights.total, 4) if job.weights.total else 1.0,
         "macs": round(done / total, 4) if total else 1.0,
         "left_float": list(job.plan.reasons),
@@ -82,6 +83,7 @@ def block_summary(job: BlockJob, trial: BlockTrial, scores: Mapping[str, float],
         "why": f"{trial.method}: {why}",
         "candidates": dict(scores),
         "bits_per_weight": mean_bits(job.plan, trial.solved),
+        "activations": _activations(job, trial),
         "matrices": len(job.plan.weights),
         "worst_layers": {readers[key]: round(error, 5) for key, error in ranked[:5]},
         "outputs": {
@@ -94,6 +96,15 @@ def block_summary(job: BlockJob, trial: BlockTrial, scores: Mapping[str, float],
         },
         "judged_on": len(job.judged),
     }
+
+
+def _activations(job: BlockJob, trial: BlockTrial) -> str:
+    """Say how products see their inputs."""
+    if job.form != "matmulnbits" or job.accuracy_level != FUSED_ACCURACY:
+        return "float"
+    if trial.activation_bits == 8:  # noqa: PLR2004
+        return "8 bits a block, rounded inside the kernels"
+    return "16 bits a block, as two parts of 8 that the kernels multiply"
 
 
 def _rows(job: BlockJob, trial: BlockTrial) -> Iterator[Decision]:

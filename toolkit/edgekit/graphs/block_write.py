@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from edgekit.dialect import Dialect
 from edgekit.errors import UnsupportedError
+from edgekit.graphs.block_inputs import ProductInputs
 from edgekit.graphs.block_plan import BlockWeight
 from edgekit.graphs.block_solve import Solved
 from edgekit.graphs.canonical import Canonical
@@ -27,6 +27,9 @@ Form = Literal["matmulnbits", "qdq"]
 BLOCKED_OPSET = 21
 """First opset whose DequantizeLinear knows blocks and 4 bits."""
 
+FLOAT_ACCURACY = 1
+"""Accuracy level at which onnxruntime multiplies in float32."""
+
 FUSED_ACCURACY = 4
 """Accuracy level at which onnxruntime quantizes the activations to 8 bits inside the kernel."""
 
@@ -42,8 +45,18 @@ def write_blocks(
     *,
     form: Form,
     accuracy_level: int,
+    halved: bool = False,
 ) -> onnx.ModelProto:
     """Return a new model with quantized weights; constants that stay float in external files stay references.
+
+    Args:
+        source: the float model.
+        plan: the matrices that are quantized.
+        solved: their codes, and the factors that inputs are divided by.
+        dialect: the runtime's rules.
+        form: how they are written.
+        accuracy_level: see `MatMulNBits`.
+        halved: whether products read their input as two parts of 8 bits, see `ProductInputs.halves`.
 
     Raises:
         UnsupportedError: the form needs an opset that the graph cannot be brought to, or that the runtime lacks.
@@ -60,7 +73,7 @@ def write_blocks(
                 remedy="Choose another recipe, e.g. int8 or fp16.",
             )
         model = at_least(model, BLOCKED_OPSET)
-    draft = _Draft(model, source, form, accuracy_level)
+    draft = _Draft(model, source, form, accuracy_level, halved=halved)
     for weight in plan:
         draft.write(weight, solved)
     return draft.finished(dialect)
@@ -69,15 +82,18 @@ def write_blocks(
 class _Draft:
     """One model being written."""
 
-    def __init__(self, model: onnx.ModelProto, source: Canonical, form: Form, accuracy_level: int) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, source: Canonical, form: Form, accuracy_level: int, *, halved: bool
+    ) -> None:
         self.model, self.form, self.level = model, form, accuracy_level
+        self.halved = halved and accuracy_level == FUSED_ACCURACY and form == "matmulnbits"
         self.graphs = list(graphs_in(model.graph))
         self.index = GraphIndex(model.graph, source.folder)
         self.nodes = {node.name: node for graph in self.graphs for node in graph.node}
         self.before: dict[str, list[onnx.NodeProto]] = {}
         self.instead: dict[str, list[onnx.NodeProto]] = {}
-        self.divided: dict[str, str] = {}
         self.head: dict[int, list[onnx.NodeProto]] = {}
+        self.inputs = ProductInputs(self.index, opset_of(model), self._constant)
         self.foreign = False
 
     def finished(self, dialect: Dialect) -> onnx.ModelProto:
@@ -108,31 +124,14 @@ class _Draft:
         """Store one matrix and let its readers use it."""
         codes = solved.codes[weight.key]
         for operand in weight.products:
-            self._divide_input(self.nodes[operand.node], solved.factors)
+            node = self.nodes[operand.node]
+            if (factors := solved.factors.get(node.input[0])) is not None:
+                node.input[0], made = self.inputs.divided(node.input[0], factors)
+                self.head.setdefault(0, []).extend(made)
         if self.form == "matmulnbits":
             self._write_contrib(weight, codes)
         else:
             self._write_standard(weight, codes)
-
-    def _divide_input(self, node: onnx.NodeProto, factors: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Let a product read its input divided by the factors that its weight was multiplied by."""
-        from onnx import helper
-
-        name = node.input[0]
-        if name not in factors:
-            return
-        if name not in self.divided:
-            out = self.index.fresh_name(name + "_divided")
-            constant = self.index.fresh_name(name + "_factors")
-            self._constant((1 / factors[name]).astype(np.float32), constant, 0)
-            made = helper.make_node("Mul", [name, constant], [out], name=out)
-            maker = self.index.producers.get(name)
-            if maker is None:
-                self.head.setdefault(0, []).append(made)
-            else:
-                self.instead.setdefault(maker.name, [maker]).append(made)
-            self.divided[name] = out
-        node.input[0] = self.divided[name]
 
     def _constant(self, values: npt.NDArray[Any], name: str, owner: int) -> None:
         import onnx
@@ -176,26 +175,33 @@ class _Draft:
     def _product(self, operand: Operand, weight: BlockWeight, codes: BlockCodes, stored: list[str]) -> None:
         from onnx import helper
 
-        node = self.nodes[operand.node]
+        node, fmt = self.nodes[operand.node], codes.format
         biased = node.op_type == "Gemm" and len(node.input) > _BIAS and bool(node.input[_BIAS])
         out = self.index.fresh_name(node.output[0] + "_product") if biased else node.output[0]
-        made = [
-            helper.make_node(
-                "MatMulNBits",
-                [node.input[0], *stored],
-                [out],
-                name=node.name,
-                domain="com.microsoft",
-                K=weight.depth,
-                N=weight.rows,
-                bits=codes.format.bits,
-                block_size=codes.format.block,
-                accuracy_level=self.level,
+        halved = self.halved and weight.depth % fmt.block == 0
+        level = FLOAT_ACCURACY if self.halved and not halved else self.level
+        read, sums = node.input[0], out
+        if halved:
+            inner = self._owner(node) > 0
+            read, before = self.inputs.halves(read, fmt.block, own=node.name if inner else "")
+            sums = self.index.fresh_name(out + "_halves")
+            (self.head.setdefault(0, []) if operand.owner == 0 else self.before.setdefault(node.name, [])).extend(
+                before
             )
-        ]
-        if biased:
-            made.append(self._bias(node, out))
-        self._replace(node, made)
+        product = helper.make_node(
+            "MatMulNBits",
+            [read, *stored],
+            [sums],
+            name=node.name,
+            domain="com.microsoft",
+            K=weight.depth,
+            N=weight.rows,
+            bits=fmt.bits,
+            block_size=fmt.block,
+            accuracy_level=level,
+        )
+        added = [self.inputs.added(sums, out)] if halved else []
+        self._replace(node, [product, *added, *([self._bias(node, out)] if biased else [])])
 
     def _bias(self, node: onnx.NodeProto, product: str) -> onnx.NodeProto:
         from onnx import helper

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -15,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from edgekit import errors
+from edgekit.children import Ended, environment, run_child
 from edgekit.errors import EdgekitError, InputError, TargetError
 
 GIB = 1 << 30
@@ -78,52 +76,24 @@ def run_task(
         private = Path(name)
         order = {"task": task, "request": request, "limits": vars(numbers)}
         (private / "request.json").write_text(json.dumps(order), encoding="ascii")
-        status = _spawn(private, folder, max(seconds, 0.1))
-        if status == 0 and (private / "result.json").exists():
+        ended = run_child(
+            ["-P", "-m", "edgekit.graphs.probe", str(private)],
+            folder=folder,
+            log=private / "log",
+            seconds=max(seconds, 0.1),
+            environment=environment(PYTHONHASHSEED="0"),  # sets iterate alike every time
+        )
+        if ended.status == 0 and (private / "result.json").exists():
             return _answer(json.loads((private / "result.json").read_text(encoding="ascii")))
-        log = (private / "log").read_text(encoding="utf-8", errors="replace")
-        if status is None and deadline is not None and time.monotonic() >= deadline:
+        if ended.status is None and deadline is not None and time.monotonic() >= deadline:
             raise TargetError(
                 "work on the model did not end before the deadline and was stopped",
                 where=task,
                 remedy="Allow more time, or use a faster machine.",
             )
-        if status == 1 and "Traceback" in log and not _out_of_memory(log):
-            raise EdgekitError(f"the task '{task}' on a model failed: {_last_line(log)}")
-        raise _crash(status, log, numbers, seconds)
-
-
-def _spawn(private: Path, folder: Path, seconds: float) -> int | None:
-    """Run the child and return its exit status (negative: a signal); None when it took too long."""
-    argv = [sys.executable, "-P", "-m", "edgekit.graphs.probe", str(private)]
-    with (private / "log").open("wb") as log:
-        child = subprocess.Popen(
-            argv,
-            cwd=folder,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            return child.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
-
-
-def _environment() -> dict[str, str]:
-    """Give the child what it needs to find its modules, and the same hash seed every time."""
-    import edgekit
-
-    home = str(Path(edgekit.__file__).resolve().parent.parent)
-    path = [home, *(entry for entry in sys.path if Path(entry).is_absolute() and entry != home)]
-    kept = {key: os.environ[key] for key in ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG") if key in os.environ}
-    return kept | {"PYTHONPATH": os.pathsep.join(path), "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
+        if ended.status == 1 and "Traceback" in ended.log and not ended.is_out_of_memory:
+            raise EdgekitError(f"the task '{task}' on a model failed: {ended.last_line}")
+        raise _crash(ended, numbers, seconds)
 
 
 def _answer(answer: dict[str, Any]) -> dict[str, Any]:
@@ -137,30 +107,19 @@ def _answer(answer: dict[str, Any]) -> dict[str, Any]:
     raise classes[failure["kind"]](failure["text"], where=failure["where"], remedy=failure["remedy"])
 
 
-def _crash(status: int | None, log: str, limits: Limits, seconds: float) -> InputError:
+def _crash(ended: Ended, limits: Limits, seconds: float) -> InputError:
     remedy = "The model is damaged, or larger than the limits allow; check it with onnx.checker.check_model."
-    if status is None:
+    if ended.status is None:
         return InputError(f"work on the model was stopped after {seconds:.0f} s", remedy=remedy)
-    if status == -signal.SIGXCPU:
+    if ended.status == -signal.SIGXCPU:
         return InputError(f"work on the model was stopped after {limits.cpu_seconds} s of CPU time", remedy=remedy)
-    if status == -signal.SIGXFSZ:
+    if ended.status == -signal.SIGXFSZ:
         return InputError(f"work on the model wrote a file of more than {limits.file} bytes", remedy=remedy)
-    if _out_of_memory(log):
+    if ended.is_out_of_memory:
         return InputError(
             f"work on the model needs more than {(limits.memory or 0) >> 20} MiB of memory", remedy=remedy
         )
-    how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-    return InputError(f"work on the model ended with {how}: {_last_line(log)}", remedy=remedy)
-
-
-def _out_of_memory(log: str) -> bool:
-    """Say whether a child's last words are those of Python, C++ or the dynamic linker without memory."""
-    words = ("MemoryError", "bad_alloc", "cannot allocate memory", "failed to map segment")
-    return any(word.lower() in _last_line(log).lower() for word in words)
-
-
-def _last_line(log: str) -> str:
-    return (log.strip().splitlines() or ["no message"])[-1][:300]
+    return InputError(f"work on the model ended with {ended.how}: {ended.last_line}", remedy=remedy)
 
 
 def confine(limits: dict[str, Any]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,11 +37,13 @@ class HalfPlan:
         half: nodes of the main graph that compute in float16.
         reasons: node name -> why it stays float32, for nodes that have to do with floats and do not only move values.
         wide: constants with values that float16 cannot hold -> why.
+        overruled: nodes that compute in float16 because a recipe says so -> what speaks against it.
     """
 
     half: frozenset[str]
     reasons: Mapping[str, str]
     wide: Mapping[str, str]
+    overruled: Mapping[str, str] = field(default_factory=dict)
 
 
 def constant_problem(values: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> str:
@@ -70,12 +71,14 @@ class HalfPlanner:
         types: HalfTypes,
         meters: Mapping[str, RangeMeter],
         sums: Mapping[str, float],
+        forced: Collection[str] = (),
     ) -> None:
-        """Index the graph and look at its constants."""
+        """Index the graph and look at its constants; `forced` nodes are float16 whatever their ranges are."""
         self.index = GraphIndex(model.graph, folder)
         self.types = types
         self._meters = meters
         self._sums = sums
+        self.forced = frozenset(forced)
         self._wide: dict[str, str] = {}
         for name, tensor in self.index.initializers.items():
             if name in types.floats and element_count(tensor.dims):
@@ -88,7 +91,7 @@ class HalfPlanner:
         """Decide.
 
         Args:
-            keep: globs of node names or op types that stay float32 -> why.
+            keep: nodes that stay float32 -> why.
         """
         half: set[str] = set()
         reasons: dict[str, str] = {}
@@ -103,7 +106,13 @@ class HalfPlanner:
                 reasons[node.name] = reason
             else:
                 half.add(node.name)
-        return HalfPlan(half=frozenset(half), reasons=reasons, wide=dict(self._wide))
+        overruled = {node.name: why for node in self.index.graph.node if (why := self._overruled(node, half))}
+        return HalfPlan(half=frozenset(half), reasons=reasons, wide=dict(self._wide), overruled=overruled)
+
+    def _overruled(self, node: onnx.NodeProto, half: set[str]) -> str:
+        if node.name not in self.forced or node.name not in half:
+            return ""
+        return self._by_range(node, [node.input[i] for i in self.types.inputs(node)] + self.types.outputs(node))
 
     def _follows_floats(self, node: onnx.NodeProto, half: set[str]) -> bool:
         """Say whether a node that only moves values gets them in float32: then a Cast before it gains nothing."""
@@ -116,13 +125,18 @@ class HalfPlanner:
         return maker is None or maker.name not in half
 
     def _reason(self, node: onnx.NodeProto, inputs: list[int], outputs: list[str], keep: Mapping[str, str]) -> str:
-        for glob, why in keep.items():
-            if node.name == glob or fnmatchcase(node.name, glob) or fnmatchcase(node.op_type, glob):
-                return why
+        if node.name in keep:
+            return keep[node.name]
         if refusal := self.types.refusal(node):
             return refusal
-        for problem in self._tensor_problems([node.input[i] for i in inputs] + outputs):
+        names = [node.input[i] for i in inputs] + outputs
+        return "" if node.name in self.forced and not self._wide.keys() & {*names} else self._by_range(node, names)
+
+    def _by_range(self, node: onnx.NodeProto, names: list[str]) -> str:
+        """Say why values do not fit; empty when they do."""
+        for problem in self._tensor_problems(names):
             return problem
+        outputs = self.types.outputs(node)
         if is_standard(node, "Cast") and not outputs and self._peak(node.input[0]) > MOST_EXACT:
             return (
                 f"it turns '{node.input[0]}' into integers, and float16 holds integers exactly up to {MOST_EXACT} only"

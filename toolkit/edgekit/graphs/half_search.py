@@ -77,7 +77,7 @@ class HalfSearch:
         first = self._attempt(keep)
         if not faults(first[1], aim):
             return first
-        order = self._rank(first[0])
+        order = [item for item in self.ranked(first[0]) if item[0] not in self.planner.forced]
         if faults(first[1], floor):
             first = self._fewest(first, order, keep, floor)
         if faults(first[1], aim):
@@ -85,6 +85,11 @@ class HalfSearch:
             if not faults(better[1], aim) and covers(better[0]):
                 return better
         return first
+
+    def computing(self, plan: HalfPlan) -> list[str]:
+        """Return the float16 nodes that do more than move values, in graph order."""
+        nodes = self.source.model.graph.node
+        return [node.name for node in nodes if node.name in plan.half and node.op_type not in FOLLOWERS]
 
     def _fewest(
         self,
@@ -120,13 +125,10 @@ class HalfSearch:
         session = open_graph(emulated(self.source, self.types, plan), self.source.folder, threads=self.threads)
         return plan, self.reference.distances(session)
 
-    def _rank(self, plan: HalfPlan) -> list[tuple[str, float]]:
-        """Order the float16 nodes by the error each makes on its own, worst first."""
-        names = [
-            node.name
-            for node in self.source.model.graph.node
-            if node.name in plan.half and self.types.outputs(node) == [node.output[0]] and node.op_type not in FOLLOWERS
-        ]
+    def ranked(self, plan: HalfPlan) -> list[tuple[str, float]]:
+        """Order the float16 nodes by the error each makes on its own, worst first, with its ratio in dB."""
+        nodes = {node.name: node for node in self.source.model.graph.node}
+        names = [name for name in self.computing(plan) if self.types.outputs(nodes[name]) == [nodes[name].output[0]]]
         if not names:
             return []
         model, probes = probed(self.source.model, names)
@@ -191,12 +193,26 @@ def kept_findings(plan: HalfPlan) -> list[Finding]:
         )
         for name, problem in plan.wide.items()
     ]
-    return constants + [
+    overruled = [
         Finding(
-            severity="note" if reason.startswith(_BY_FORM) else "warning",
+            severity="warning",
             node=name,
-            rule="kept-float32",
-            text=f"node {name} kept in fp32: {reason}",
+            rule="overruled",
+            text=f"node {name} computes in float16 as the plan of the recipe says, although {reason}",
+            remedy="Take its entry out of the recipe.",
         )
-        for name, reason in plan.reasons.items()
+        for name, reason in plan.overruled.items()
     ]
+    return (
+        constants
+        + overruled
+        + [
+            Finding(
+                severity="note" if reason.startswith(_BY_FORM) else "warning",
+                node=name,
+                rule="kept-float32",
+                text=f"node {name} kept in fp32: {reason}",
+            )
+            for name, reason in plan.reasons.items()
+        ]
+    )

@@ -1,4 +1,4 @@
-"""Learned rounding as the last step of int8 quantization: kept only when held-out samples come closer."""
+"""Learned rounding and bias correction, the last step of int8 quantization: kept where held-out samples come closer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,21 @@ MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
+class Learning:
+    """What may be learned: the `weights`' integers, and `biases` that follow what is left of the mean error."""
+
+    weights: bool
+    biases: bool
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is learned."""
+        return self.weights or self.biases
+
+
+@dataclass(frozen=True, kw_only=True)
 class Improved:
-    """A written plan after learned rounding.
+    """A written plan after learned rounding or bias correction.
 
     Attributes:
         model: the better of both models.
@@ -40,8 +53,8 @@ class Improved:
     facts: dict[str, Any]
 
 
-def improve(job: Job, trial: Trial, search: Search, tell: Callable[[int, int], None]) -> Improved:
-    """Write a trial's plan with nearest and with learned rounding, and keep what lies nearer to the original."""
+def improve(job: Job, trial: Trial, search: Search, learning: Learning, tell: Callable[[int, int], None]) -> Improved:
+    """Write a trial's plan as it is and with what is learned, and keep what lies nearer to the original."""
     model = job.writer.write(trial.plan)
     work = macs_of_all(job)
     chosen = spread(len(job.samples), int(MOST_WORK // max(work, 1)))
@@ -62,12 +75,14 @@ def improve(job: Job, trial: Trial, search: Search, tell: Callable[[int, int], N
         fit=[index for index in chosen if index not in held],
         held=held,
         bits=job.planner.dialect.weight_bits,
+        weights=learning.weights,
+        biases=learning.biases,
         threads=job.threads,
         tell=tell,
     )
     found = rounder.learn()
     if not found:
-        return Improved(model=model, trial=trial, facts={"kept": False, "why": "no product on int8 weights"})
+        return Improved(model=model, trial=trial, facts={"kept": False, "why": "no product that may change"})
     judge = job.search_on(held)
     before, after = (
         Trial(plan=trial.plan, distances=judge.reference.distances(_opened(job, candidate)))

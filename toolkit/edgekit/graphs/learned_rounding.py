@@ -1,9 +1,13 @@
-"""Learned rounding of a quantized graph: product by product, each fed with what the products before it now give."""
+"""Learned rounding of a quantized graph: product by product, each fed with what the products before it now give.
+
+Bias correction alone is the same with weights that stay: each bias makes its product's mean outputs those of the float
+model (Nagel et al., 2019, with what the product is really fed).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +28,8 @@ from edgekit.graphs.products import (
 from edgekit.graphs.stepping import Stepper
 from edgekit.numerics.affine import quantize_bias
 from edgekit.numerics.equalize import at_run_time
-from edgekit.numerics.rounding import Moments, round_layer
+from edgekit.numerics.moments import Moments
+from edgekit.numerics.rounding import STRENGTHS, Steps, round_layer
 
 if TYPE_CHECKING:
     import onnx
@@ -40,7 +45,14 @@ COLUMNS_AN_INPUT, LEAST_SAMPLES = 16, 64
 LARGEST = 2048
 """Inputs of one output above which a product's weights stay as they are: the moments grow with the square."""
 
+FEW_BITS = 4
+"""Bits of a weight up to which the scales of its rows are searched too: with more, none does better than the peak's."""
+
+FACTORS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)
+"""Scales that are tried, as multiples of the one that reaches the row's largest weight."""
+
 _BIAS = 2
+_MOST_COUNTS = float(2**30)  # of a bias: half of what fits, since it is learned too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +84,8 @@ class Rounder:
         fit: those to learn from.
         held: those to choose by.
         bits: of the weights, sign included.
+        weights: whether weights are rounded anew.
+        biases: whether biases follow the mean error of the outputs.
         threads: CPU threads.
         tell: called with products done and in all.
     """
@@ -83,12 +97,15 @@ class Rounder:
     fit: Sequence[int]
     held: Sequence[int]
     bits: int = 8
+    weights: bool = True
+    biases: bool = True
     threads: int = 1
     tell: Callable[[int, int], None] = lambda _done, _total: None
 
     def learn(self) -> list[Learned]:
         """Round every product in graph order; return what each gained."""
-        products = [product for product in find_products(self.source, self.quantized) if self._suits(product)]
+        products = [self._given(found) for found in find_products(self.source, self.quantized) if self._suits(found)]
+        products = [product for product in products if self.weights or product.bias]
         indices = shuffled([*self.fit, *self.held])
         original, candidate = (
             Stepper(model, self.folder, self.samples, indices, threads=self.threads)
@@ -105,6 +122,10 @@ class Rounder:
     def _suits(self, product: Product) -> bool:
         return bool(as_rows(constant(self.quantized, product.weight), product.node).shape[2] <= LARGEST)
 
+    def _given(self, product: Product) -> Product:
+        """Return a product with the bias that may be changed, if any may."""
+        return product if self.biases else replace(product, bias="")
+
     def _one(self, product: Product, original: Stepper, candidate: Stepper) -> Learned:
         """Round one product; what cannot be counted (infinite values) stays as it is."""
         node = product.node
@@ -118,15 +139,24 @@ class Rounder:
         fit, held = self._moments(product, original, candidate, nearest.shape, kernel)
         if not (fit.finite and held.finite and fit.count and held.count):
             return Learned(node=node.name, before=0.0, after=0.0, moved=0)
-        found = round_layer(
-            floats, nearest, scales, fit, held, free_bias=bool(product.bias), most=2 ** (self.bits - 1) - 1
+        few, most = self.bits <= FEW_BITS, 2 ** (self.bits - 1) - 1
+        searched = few and self.weights and self._free_scales(product, nearest)
+        steps = Steps(
+            scales=scales,
+            bounds=(-most - few, most),
+            factors=FACTORS if searched else FACTORS[:1],
+            least=self._least_factors(product, scales.shape) if searched else 0.0,
         )
+        strengths = STRENGTHS if self.weights else ()
+        found = round_layer(floats, nearest, steps, fit, held, free_bias=bool(product.bias), strengths=strengths)
+        if searched:
+            self._rescale(product, found.scales.ravel(), scales.ravel())
         values = from_rows(found.values, node, stored.shape).astype(stored.dtype)  # int4 stays so
         replace_constant(self.quantized, product.weight, values)
         if product.bias:
-            steps = constant(self.quantized, product.bias_scale).astype(np.float32)
-            bias = fit.plus(held).best_bias(found.values * scales[:, :, None])
-            replace_constant(self.quantized, product.bias, quantize_bias(bias.ravel(), steps))
+            counted = constant(self.quantized, product.bias_scale).astype(np.float32)
+            bias = fit.plus(held).best_bias(found.values * found.scales[:, :, None])
+            replace_constant(self.quantized, product.bias, quantize_bias(bias.ravel(), counted))
         power = max(float((held.centered() if product.bias else held).yy.sum()), 1e-30)
         return Learned(
             node=node.name,
@@ -134,6 +164,26 @@ class Rounder:
             after=found.after / power,
             moved=int(np.count_nonzero(found.values != nearest)),
         )
+
+    def _free_scales(self, product: Product, rows: npt.NDArray[np.int8]) -> bool:
+        """Say whether every row has a scale of its own, and its bias steps of its own, that may be changed."""
+        names = [product.scale, *([product.bias_scale] if product.bias else [])]
+        count = rows.shape[0] * rows.shape[1]
+        return product.own_scale and all(constant(self.quantized, name).size == count for name in names)
+
+    def _least_factors(self, product: Product, shape: tuple[int, ...]) -> npt.NDArray[np.float32] | float:
+        """Return how far each row's scale may be lowered until its bias, which is counted in it, no longer fits."""
+        if not product.bias:
+            return 0.0
+        counts = np.abs(constant(self.quantized, product.bias).astype(np.float64))
+        return np.minimum(counts / _MOST_COUNTS, 1.0).reshape(shape).astype(np.float32)
+
+    def _rescale(self, product: Product, scales: npt.NDArray[np.float32], old: npt.NDArray[np.float32]) -> None:
+        """Write the rows' scales, and the steps of the bias, which are theirs times the activation's."""
+        replace_constant(self.quantized, product.scale, scales)
+        if product.bias:
+            steps = constant(self.quantized, product.bias_scale).astype(np.float64)
+            replace_constant(self.quantized, product.bias_scale, (steps * scales / old).astype(np.float32))
 
     def _moments(
         self,

@@ -44,10 +44,22 @@ class BlockEdit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     block: int | None = None
 
 
-Edit = TypeVar("Edit", Int8Edit, BlockEdit)
+class HalfEdit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """In what type some nodes compute.
+
+    Attributes:
+        match: glob of node names or operator types.
+        mode: `float` (float32), or `half` (float16, whatever ranges and outputs say).
+    """
+
+    match: str
+    mode: Literal["float", "half"] = "float"
 
 
-def reason_of(edit: Int8Edit | BlockEdit, skip: Sequence[str]) -> str:
+Edit = TypeVar("Edit", Int8Edit, BlockEdit, HalfEdit)
+
+
+def reason_of(edit: Int8Edit | BlockEdit | HalfEdit, skip: Sequence[str]) -> str:
     """Return what a table of decisions says of a node that an entry named."""
     return f"{SKIP if edit.match in skip else 'the plan of the recipe names it'} ('{edit.match}')"
 
@@ -79,7 +91,7 @@ def apply_edits(edits: Sequence[Edit], ops: Mapping[str, str], *, stage: str) ->
     return found
 
 
-def refuse_all(edit: Int8Edit | BlockEdit, refusals: Mapping[str, str], *, stage: str) -> None:
+def refuse_all(edit: Int8Edit | BlockEdit | HalfEdit, refusals: Mapping[str, str], *, stage: str) -> None:
     """Raise when an entry can be followed for none of the nodes that it counts for.
 
     Args:

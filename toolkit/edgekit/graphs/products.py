@@ -35,6 +35,7 @@ class Product:
         scale: initializer of its weight scales.
         bias: initializer of its int32 bias, which may be changed; empty when there is none.
         bias_scale: initializer of that bias' steps.
+        own_scale: whether nothing else reads either of the two, so that they may be changed.
     """
 
     node: onnx.NodeProto
@@ -44,6 +45,7 @@ class Product:
     scale: str
     bias: str = ""
     bias_scale: str = ""
+    own_scale: bool = False
 
 
 def find_products(source: onnx.ModelProto, quantized: onnx.ModelProto) -> list[Product]:
@@ -92,6 +94,7 @@ def _static(node: onnx.NodeProto, twin: onnx.NodeProto, index: GraphIndex) -> Pr
         return None
     assert weight is not None
     counted = bias is not None and _stored(bias, index)
+    steps = [weight.input[1], *([bias.input[1]] if bias is not None and counted else [])]
     return Product(
         node=node,
         read=twin.input[0],
@@ -100,6 +103,7 @@ def _static(node: onnx.NodeProto, twin: onnx.NodeProto, index: GraphIndex) -> Pr
         scale=weight.input[1],
         bias=bias.input[0] if bias is not None and counted else "",
         bias_scale=bias.input[1] if bias is not None and counted else "",
+        own_scale=all(_own(name, index) for name in steps),
     )
 
 

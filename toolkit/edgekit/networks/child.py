@@ -25,6 +25,7 @@ from typing import IO, Any, cast
 import msgspec
 
 from edgekit import errors, events
+from edgekit.children import how_ended, kill_group
 from edgekit.errors import EdgekitError, InputError, TargetError
 
 Tell = Callable[[events.Event], None]
@@ -112,7 +113,7 @@ def _ended(process: subprocess.Popen[bytes], deadline: float | None) -> Iterator
 
     def expire() -> None:
         late.set()
-        _kill(process)
+        kill_group(process)
 
     timer = threading.Timer(max(0.0, deadline - time.monotonic()), expire) if deadline is not None else None
     if timer is not None:
@@ -124,17 +125,12 @@ def _ended(process: subprocess.Popen[bytes], deadline: float | None) -> Iterator
         if timer is not None:
             timer.cancel()
         if process.poll() is None:
-            _kill(process)
+            kill_group(process)
             process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _converse(
@@ -176,9 +172,8 @@ def _failure(job: str, answer: dict[str, Any] | None, status: int, *, late: bool
     if status == -signal.SIGKILL:
         text = "the process was killed, most likely because memory ran out"
         return InputError(text, where=job, remedy="Free memory, or use a smaller model.")
-    name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
     return InputError(
-        f"the process died of {name}; its last words: {_tail(log)[-600:] or 'none'}",
+        f"the process died of {how_ended(status)}; its last words: {_tail(log)[-600:] or 'none'}",
         where=job,
         remedy="A library crashed on this model: try another version of it, or report the model.",
     )

@@ -7,7 +7,9 @@ With them
 - the error of any weight is exact: `|y - Q x - b|^2` summed over all samples, `b` at its best;
 - weights are refitted to the inputs that they will see (ridge regression toward the old weights);
 - rounding goes column by column, and each column's error is passed on to the columns that are not rounded yet, as in
-  GPTQ (Frantar et al., 2022, after Optimal Brain Surgeon), then single steps are taken while they help.
+  GPTQ (Frantar et al., 2022, after Optimal Brain Surgeon), then single steps are taken while they help;
+- of several scales of a row, each rounded so, the one with the least error is taken: with few bits, cutting the largest
+  weights costs less than coarse steps for all of them.
 
 Layers have groups: arrays begin with `[groups, outputs of a group, inputs of a group]`, written `[G, M, K]`.
 """
@@ -19,96 +21,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Doubles = npt.NDArray[np.float64]
+from edgekit.numerics.moments import Doubles, Moments
+
+Bounds = tuple[int, int]
+
+STRENGTHS = (np.inf, 0.3, 0.03)
+"""Of the ridge that holds refitted weights back, in mean squares of the inputs; `inf`: not refitted."""
 
 _SWEEPS = 2
 _BLOCK = 48
 _DAMPINGS = (0.01, 0.1, 1.0)
-
-
-@dataclass(kw_only=True)
-class Moments:
-    """Running second moments of a layer's inputs and outputs.
-
-    Attributes:
-        count: columns seen.
-        xx: sum of `x x^T`, `[G, K, K]`.
-        yx: sum of `y x^T`, `[G, M, K]`.
-        yy: sum of `y * y`, `[G, M]`.
-        x: sum of `x`, `[G, K]`.
-        y: sum of `y`, `[G, M]`.
-    """
-
-    count: int
-    xx: Doubles
-    yx: Doubles
-    yy: Doubles
-    x: Doubles
-    y: Doubles
-
-    @classmethod
-    def empty(cls, groups: int, outputs: int, inputs: int) -> Moments:
-        """Return the moments of no samples."""
-        return cls(
-            count=0,
-            xx=np.zeros((groups, inputs, inputs)),
-            yx=np.zeros((groups, outputs, inputs)),
-            yy=np.zeros((groups, outputs)),
-            x=np.zeros((groups, inputs)),
-            y=np.zeros((groups, outputs)),
-        )
-
-    @property
-    def finite(self) -> bool:
-        """Whether every sum is finite."""
-        return all(bool(np.isfinite(sums).all()) for sums in (self.xx, self.yx, self.yy))
-
-    def add(self, x: npt.NDArray[np.float32], y: npt.NDArray[np.float32]) -> None:
-        """Add columns: `x` is `[G, K, n]`, `y` is `[G, M, n]`."""
-        across = x.transpose(0, 2, 1)
-        self.count += x.shape[2]
-        self.xx += x @ across
-        self.yx += y @ across
-        self.yy += np.square(y, dtype=np.float64).sum(axis=2)
-        self.x += x.sum(axis=2, dtype=np.float64)
-        self.y += y.sum(axis=2, dtype=np.float64)
-
-    def centered(self) -> Moments:
-        """Return the moments around the means: what is left when the bias is at its best."""
-        n = max(self.count, 1)
-        return Moments(
-            count=self.count,
-            xx=self.xx - self.x[:, :, None] * self.x[:, None, :] / n,
-            yx=self.yx - self.y[:, :, None] * self.x[:, None, :] / n,
-            yy=self.yy - self.y * self.y / n,
-            x=np.zeros_like(self.x),
-            y=np.zeros_like(self.y),
-        )
-
-    def plus(self, other: Moments) -> Moments:
-        """Return the moments of both."""
-        return Moments(
-            count=self.count + other.count,
-            xx=self.xx + other.xx,
-            yx=self.yx + other.yx,
-            yy=self.yy + other.yy,
-            x=self.x + other.x,
-            y=self.y + other.y,
-        )
-
-    def error(self, weights: npt.NDArray[np.floating], bias: npt.NDArray[np.floating] | float = 0.0) -> Doubles:
-        """Return the squared output error of weights `[G, M, K]` and biases `[G, M]`, summed over columns: `[G, M]`."""
-        w = weights.astype(np.float64)
-        b = np.broadcast_to(np.asarray(bias, np.float64), self.y.shape)
-        found = ((w @ self.xx - 2 * self.yx) * w).sum(axis=2) + self.yy
-        found += 2 * b * ((w * self.x[:, None, :]).sum(axis=2) - self.y) + self.count * b * b
-        errors: Doubles = np.maximum(found, 0.0)
-        return errors
-
-    def best_bias(self, weights: npt.NDArray[np.floating]) -> Doubles:
-        """Return the biases `[G, M]` with the least error for these weights: they make the mean outputs equal."""
-        found: Doubles = (self.y - (weights.astype(np.float64) * self.x[:, None, :]).sum(axis=2)) / max(self.count, 1)
-        return found
 
 
 def refitted(weights: npt.NDArray[np.floating], moments: Moments, strength: float) -> Doubles:
@@ -133,7 +55,7 @@ def refitted(weights: npt.NDArray[np.floating], moments: Moments, strength: floa
 
 
 def round_with_feedback(
-    target: npt.NDArray[np.floating], scales: npt.NDArray[np.floating], xx: Doubles, *, most: int = 127
+    target: npt.NDArray[np.floating], scales: npt.NDArray[np.floating], xx: Doubles, bounds: Bounds = (-127, 127)
 ) -> npt.NDArray[np.int8]:
     """Round weights to steps of `scales` so that `(Q - target) xx (Q - target)^T` is small.
 
@@ -141,10 +63,9 @@ def round_with_feedback(
         target: `[G, M, K]`.
         scales: `[G, M]`.
         xx: second moments of the inputs, `[G, K, K]`.
-        most: largest integer; the smallest is `-most`.
+        bounds: smallest and largest integer.
     """
-    damped, upper = _factored(xx)
-    return _rounded(target, scales, damped, upper, most)
+    return _rounded(target, scales, _factored(xx), bounds)
 
 
 def _factored(xx: Doubles) -> tuple[Doubles, Doubles]:
@@ -165,9 +86,13 @@ def _factored(xx: Doubles) -> tuple[Doubles, Doubles]:
 
 
 def _rounded(
-    target: npt.NDArray[np.floating], scales: npt.NDArray[np.floating], damped: Doubles, upper: Doubles, most: int
+    target: npt.NDArray[np.floating],
+    scales: npt.NDArray[np.floating],
+    factored: tuple[Doubles, Doubles],
+    bounds: Bounds,
 ) -> npt.NDArray[np.int8]:
     """Round column by column; the columns behind a block get that block's errors at once."""
+    damped, upper = factored
     goal = (target.astype(np.float64) / scales[:, :, None]).transpose(0, 2, 1)
     left = np.array(goal, order="C")
     values = np.zeros(left.shape)
@@ -176,15 +101,15 @@ def _rounded(
         stop = min(start + _BLOCK, inputs)
         gaps = np.zeros((left.shape[0], stop - start, left.shape[2]))
         for k in range(start, stop):
-            values[:, k] = np.clip(np.rint(left[:, k]), -most, most)
+            values[:, k] = np.clip(np.rint(left[:, k]), *bounds)
             gaps[:, k - start] = (left[:, k] - values[:, k]) / upper[:, k, k, None]
             left[:, k + 1 : stop] -= upper[:, k, k + 1 : stop, None] * gaps[:, None, k - start]
         left[:, stop:] -= upper[:, start:stop, stop:].transpose(0, 2, 1) @ gaps
-    _descend(values, goal, damped, most)
+    _descend(values, goal, damped, bounds)
     return np.ascontiguousarray(values.transpose(0, 2, 1)).astype(np.int8)
 
 
-def _descend(values: Doubles, goal: Doubles, xx: Doubles, most: int) -> None:
+def _descend(values: Doubles, goal: Doubles, xx: Doubles, bounds: Bounds) -> None:
     """Move single integers (`[G, K, M]`, in place) by whole steps while the error falls.
 
     What is passed on in one order of columns is rarely the best.
@@ -198,7 +123,7 @@ def _descend(values: Doubles, goal: Doubles, xx: Doubles, most: int) -> None:
             stop = min(start + _BLOCK, inputs)
             steps = np.zeros((values.shape[0], stop - start, values.shape[2]))
             for k in range(start, stop):
-                step = np.clip(values[:, k] - np.rint(slope[:, k] / own[:, k, None]), -most, most) - values[:, k]
+                step = np.clip(values[:, k] - np.rint(slope[:, k] / own[:, k, None]), *bounds) - values[:, k]
                 if step.any():
                     moved = True
                     values[:, k] += step
@@ -216,16 +141,40 @@ def _mean_square(xx: Doubles) -> Doubles:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Steps:
+    """What the integers of a layer count, and may count.
+
+    Attributes:
+        scales: of each output, `[G, M]`.
+        bounds: smallest and largest integer.
+        factors: what scales are tried, as multiples of these.
+        least: smallest factor of each output, `[G, M]` or one for all.
+    """
+
+    scales: npt.NDArray[np.float32]
+    bounds: Bounds = (-127, 127)
+    factors: tuple[float, ...] = (1.0,)
+    least: npt.NDArray[np.floating] | float = 0.0
+
+    def tried(self, rows: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.float32]]:
+        """Return the scales to try, `[G, M]` each; only those of some rows differ."""
+        multiples = (np.where(rows, np.maximum(factor, self.least), 1.0) for factor in self.factors)
+        return [(self.scales * factor).astype(np.float32) for factor in multiples]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rounded:
     """What `round_layer` found.
 
     Attributes:
         values: integers `[G, M, K]`.
+        scales: `[G, M]`.
         before: error of the nearest integers on the held-out moments, with the old bias.
         after: error of what was chosen, there.
     """
 
     values: npt.NDArray[np.int8]
+    scales: npt.NDArray[np.float32]
     before: float
     after: float
 
@@ -233,39 +182,61 @@ class Rounded:
 def round_layer(
     weights: npt.NDArray[np.floating],
     nearest: npt.NDArray[np.int8],
-    scales: npt.NDArray[np.floating],
+    steps: Steps,
     fit: Moments,
     held: Moments,
     *,
     free_bias: bool,
-    most: int = 127,
-    strengths: tuple[float, ...] = (np.inf, 0.3, 0.03),
+    strengths: tuple[float, ...] = STRENGTHS,
 ) -> Rounded:
-    """Choose each output's integers among candidates by their error on held-out moments.
+    """Choose each output's integers and scale among candidates by their error on held-out moments.
 
-    Candidates are `nearest` and, for each strength of the refit, weights rounded with feedback.
+    Candidates are `nearest` and, for each strength of the refit, weights rounded with feedback, on the scale that does
+    best on the moments to fit on.
 
     Args:
         weights: float weights `[G, M, K]`.
         nearest: integers as they are, `[G, M, K]`.
-        scales: `[G, M]`.
+        steps: what they count, and may count.
         fit: moments to fit on.
         held: moments to choose by.
         free_bias: the bias can follow, so moments are taken around the means.
-        most: largest integer.
-        strengths: ridge strengths to try.
+        strengths: ridge strengths to try; with none of them integers stay as they are.
     """
     used, judged = (fit.centered(), held.centered()) if free_bias else (fit, held)
-    steps = scales[:, :, None].astype(np.float64)
-    best, error = nearest, judged.error(nearest * steps)
+    best, scales, error = nearest, steps.scales, judged.error(_floats(nearest, steps.scales))
     before = float(error.sum())
-    alive = np.any(weights, axis=2, keepdims=True)  # the scale of a row of zeros belongs to its bias
-    damped, upper = _factored(used.xx)
+    alive = np.any(weights, axis=2)  # the scale of a row of zeros belongs to its bias
+    tried, factored = steps.tried(alive), _factored(used.xx)
     for strength in strengths:
-        target = np.where(alive, refitted(weights, used, strength), 0.0)
-        tried = _rounded(target, scales, damped, upper, most)
-        found = judged.error(tried * steps)
+        target = np.where(alive[:, :, None], refitted(weights, used, strength), 0.0)
+        values, fitted = _on_best_scale(target, tried, used, factored, steps.bounds)
+        found = judged.error(_floats(values, fitted))
         better = found < error
-        best = np.where(better[:, :, None], tried, best)
+        best, scales = np.where(better[:, :, None], values, best), np.where(better, fitted, scales)
         error = np.where(better, found, error)
-    return Rounded(values=best, before=before, after=float(error.sum()))
+    return Rounded(values=best, scales=scales, before=before, after=float(error.sum()))
+
+
+def _on_best_scale(
+    target: Doubles,
+    scales: list[npt.NDArray[np.float32]],
+    moments: Moments,
+    factored: tuple[Doubles, Doubles],
+    bounds: Bounds,
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """Return integers and scale of each output with the least error among some scales."""
+    best, steps = _rounded(target, scales[0], factored, bounds), scales[0]
+    error = moments.error(_floats(best, steps))
+    for tried in scales[1:]:
+        values = _rounded(target, tried, factored, bounds)
+        found = moments.error(_floats(values, tried))
+        better = found < error
+        best, steps = np.where(better[:, :, None], values, best), np.where(better, tried, steps)
+        error = np.where(better, found, error)
+    return best, steps
+
+
+def _floats(values: npt.NDArray[np.int8], scales: npt.NDArray[np.float32]) -> Doubles:
+    floats: Doubles = values.astype(np.float64) * scales[:, :, None]
+    return floats

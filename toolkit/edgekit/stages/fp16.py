@@ -12,14 +12,17 @@ import numpy as np
 
 from edgekit.artifact import MAIN
 from edgekit.data import Samples
-from edgekit.errors import EdgekitError, InputError, UsageError, did_you_mean
+from edgekit.errors import EdgekitError, InputError, NeedsDataError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
+from edgekit.graphs.blame import Blame
 from edgekit.graphs.calibrate import Reference, collect, open_graph, run, spread
 from edgekit.graphs.canonical import Canonical, canonical
 from edgekit.graphs.companions import copy_companions
 from edgekit.graphs.decisions import save_plan
 from edgekit.graphs.edit import load_model, save_model
 from edgekit.graphs.facts import quantization_of, signature_of
+from edgekit.graphs.half_blame import half_blame
+from edgekit.graphs.half_edits import half_edits, kept_by
 from edgekit.graphs.half_masks import MASK, describe, softened
 from edgekit.graphs.half_plan import HalfPlan, HalfPlanner
 from edgekit.graphs.half_search import HalfSearch, faults, half_coverage, kept_findings
@@ -28,6 +31,7 @@ from edgekit.graphs.half_table import half_decisions
 from edgekit.graphs.half_types import HalfTypes
 from edgekit.graphs.half_write import HalfDraft
 from edgekit.graphs.original import open_original
+from edgekit.graphs.plan_edits import HalfEdit
 from edgekit.graphs.qdq import ENOUGH
 from edgekit.graphs.seeded import SeededSamples
 from edgekit.stage import Context, Inputs
@@ -46,7 +50,9 @@ class Fp16:
     """Compute in float16, nodes that would overflow or lose their precision excepted.
 
     Args:
-        keep: globs of node names or op types that stay float32.
+        plan: `[[stage.plan]]` tables, each with `match` (a glob of node names or op types) and `mode` (`float`, or
+            `half`: float16 whatever ranges and outputs say); of several that match a node, the last counts.
+        keep: globs of node names or op types that stay float32: short for entries before those of `plan`.
         io: type of the model's float inputs and outputs.
         floor: lowest signal-to-noise ratio in dB that an output may have when everything is rounded to float16; nodes
             are kept in float32 until it holds.
@@ -54,13 +60,14 @@ class Fp16:
     """
 
     name: ClassVar[str] = "fp16"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     precision: ClassVar[str] = "fp16"
     needs: ClassVar[frozenset[str]] = frozenset()
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "onnx", "onnxruntime")
 
+    plan: tuple[HalfEdit, ...] = ()
     keep: tuple[str, ...] = ()
     io: Literal["fp32", "fp16"] = "fp32"
     floor: float = 20.0
@@ -82,18 +89,11 @@ class Fp16:
             InputError: a quantized or damaged model, or samples with NaN or infinite values.
         """
         path = inputs.folder / MAIN
-        if how := quantization_of(load_model(path)):
-            raise InputError(
-                f"the model is already quantized ({how})",
-                where=path.name,
-                remedy="Give the float model, or a recipe without fp16: the scales must stay float32.",
-            )
-        source = canonical(path)
-        job = _Job(self, inputs, source, context)
+        job = _prepare(self, inputs, path, context)
         plan, distances = job.decide(path)
         model, plan = job.written(plan)
         model.ir_version = min(model.ir_version, inputs.profile.graph.max_ir)
-        save_model(model, out / MAIN, source=source.folder)
+        save_model(model, out / MAIN, source=job.source.folder)
         _check(out / MAIN)
         copy_companions(inputs.folder, out)
         facts = job.coverage(plan, path)
@@ -114,6 +114,30 @@ class Fp16:
             result["graphs"] = {**inputs.artifact.facts.get("graphs", {}), MAIN: signature}
         return result
 
+    def blame(self, inputs: Inputs, context: Context) -> Blame:
+        """Say what every node costs; see `Examined`."""
+        job = _prepare(self, inputs, inputs.folder / MAIN, context)
+        if not job.judged:
+            text = "what a node costs is measured on calibration samples, and there are none"
+            raise NeedsDataError(text, where=self.name, remedy="Give representative inputs with --data DIR.")
+        return half_blame(
+            job.search,
+            job.planner.plan(job.keep),
+            aim=max(self.aim, self.floor),
+            scratch=context.scratch,
+            tell=lambda done, total: context.listen(Progress(label="blame", done=done, total=total)),
+        )
+
+
+def _prepare(stage: Fp16, inputs: Inputs, path: Path, context: Context) -> _Job:
+    if how := quantization_of(load_model(path)):
+        raise InputError(
+            f"the model is already quantized ({how})",
+            where=path.name,
+            remedy="Give the float model, or a recipe without fp16: the scales must stay float32.",
+        )
+    return _Job(stage, inputs, canonical(path), context)
+
 
 class _Job:
     """One model being cast."""
@@ -128,6 +152,9 @@ class _Job:
         self._reference = Reference(self._original, self.samples, self._indices)
         self.source = self._soften(source)
         self.types, tensors = _types(self.source, threads)
+        edits = (*(HalfEdit(match=glob) for glob in stage.keep), *stage.plan)
+        named = half_edits(edits, self.source.model, self.types)
+        self.keep = kept_by(named, stage.keep)
         statistics = collect(
             self.source.model,
             self.source.folder,
@@ -146,17 +173,18 @@ class _Job:
             shapes=statistics.shapes,
             threads=threads,
         )
-        self.planner = HalfPlanner(self.source.model, self.source.folder, self.types, statistics.fit, sums)
+        forced = [name for name, edit in named.items() if edit.mode == "half"]
+        self.planner = HalfPlanner(self.source.model, self.source.folder, self.types, statistics.fit, sums, forced)
 
     @property
     def judged(self) -> bool:
         """Whether there are real samples to judge by."""
         return not isinstance(self.samples, SeededSamples)
 
-    def decide(self, path: Path) -> tuple[HalfPlan, Mapping[str, Any]]:
-        """Plan, and keep more nodes in float32 until the floor holds."""
-        keep = dict.fromkeys(self.stage.keep, "the option keep names it")
-        search = HalfSearch(
+    @property
+    def search(self) -> HalfSearch:
+        """What judges plans."""
+        return HalfSearch(
             source=self.source,
             types=self.types,
             planner=self.planner,
@@ -164,8 +192,11 @@ class _Job:
             samples=self.samples,
             threads=self.context.threads,
         )
+
+    def decide(self, path: Path) -> tuple[HalfPlan, Mapping[str, Any]]:
+        """Plan, and keep more nodes in float32 until the floor holds."""
         floor, aim = self.stage.floor, max(self.stage.aim, self.stage.floor)
-        return search.settle(keep, floor=floor, aim=aim, covers=lambda plan: self._covers(plan, path))
+        return self.search.settle(self.keep, floor=floor, aim=aim, covers=lambda plan: self._covers(plan, path))
 
     def written(self, plan: HalfPlan) -> tuple[onnx.ModelProto, HalfPlan]:
         """Write a plan; nodes whose float16 form onnxruntime does not run on a sample go back to float32."""

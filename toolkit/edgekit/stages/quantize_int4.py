@@ -15,7 +15,7 @@ from edgekit.errors import EdgekitError, InputError, NeedsDataError, Unsupported
 from edgekit.events import Finding, Progress
 from edgekit.graphs.blame import Blame
 from edgekit.graphs.block_choice import BlockJob, BlockTrial
-from edgekit.graphs.block_mixed import formats_to_choose, mix
+from edgekit.graphs.block_mixed import fine_enough, formats_to_choose, mix
 from edgekit.graphs.block_plan import BlockPlan, BlockWeight, plan_blocks
 from edgekit.graphs.block_solve import METHODS, NEED_DATA
 from edgekit.graphs.block_swap import block_blame
@@ -40,6 +40,10 @@ BLOCKS = (16, 32, 64, 128, 256)
 LEVELS = (0, 1, 4)
 """Accuracy levels that the CPU knows: 0 and 1 multiply in float32, 4 on activations rounded to 8 bits."""
 
+ACTIVATION_BITS = (8, 16)
+"""Bits of activations that products on 8-bit kernels can have."""
+
+_WIDE, _WIDE_BLOCKS, _USUAL_BLOCK = 8, (128, 64), 32
 _NO_EDIT = BlockEdit(match="*")
 _FEW = 20
 _FORMS = ("auto", "matmulnbits", "qdq")
@@ -53,12 +57,17 @@ class QuantizeInt4:
         method: `rtn` (nearest codes of the scales with the least error), `hqq` (robust to outliers), `awq` (inputs that
             carry much are rounded finely), `gptq` (rounding learned from the inputs); `auto` takes the one whose
             outputs lie nearest to the original's on held-out calibration samples. `awq` and `gptq` need data.
-        block: weights that share a scale: 16, 32, 64, 128 or 256. Smaller blocks are nearer and larger files.
+        block: weights that share a scale: 16, 32, 64, 128 or 256. Smaller blocks are nearer and larger files; left out:
+            32, and for matrices of 8 bits when `bits` is 8 the largest of 128, 64 and 32 that divides their depth.
         bits: 4; 2 and 8 where onnxruntime's own operators are written.
-        symmetric: zero points in the middle; left out: as the runtime demands, else false, which is nearer.
+        symmetric: zero points in the middle; left out: as the runtime demands, else false, which is nearer, except for
+            8 bits in blocks of 64 or less, where zero points take more bytes than they are worth.
         form: `matmulnbits` (onnxruntime's operators), `qdq` (standard DequantizeLinear of opset 21); `auto`: as the
             runtime wants.
-        accuracy_level: 4 lets onnxruntime round activations to 8 bits inside its kernels, which is faster; 1: float32.
+        accuracy_level: 4 lets onnxruntime round activations to 8 bits inside its kernels, which is faster; 1: float32,
+            for which it has no kernel on weights of 8 bits: these are made float again for every product.
+        activation_bits: of products at accuracy level 4: 8, or 16 as two parts of 8, which takes twice the products;
+            left out: 16 where all weights have 8 bits and the outputs come nearer by 1 dB.
         embeddings: whether tables that are looked up are quantized; a last layer of the same weight goes with them.
         embedding_bits: 8 or 4 for those tables: they bear 4 bits worse than any layer.
         mean_bits: bits that a weight may take on average, scales and zero points included: bits (4 or 8) and blocks
@@ -71,7 +80,7 @@ class QuantizeInt4:
     """
 
     name: ClassVar[str] = "quantize-int4"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
@@ -79,11 +88,12 @@ class QuantizeInt4:
     precision: ClassVar[str] = "w4a16"
 
     method: Literal["auto", "rtn", "hqq", "awq", "gptq"] = "auto"
-    block: int = 32
+    block: int | None = None
     bits: int = 4
     symmetric: bool | None = None
     form: Literal["auto", "matmulnbits", "qdq"] = "auto"
     accuracy_level: int = 4
+    activation_bits: int | None = None
     embeddings: bool = True
     embedding_bits: int = 8
     mean_bits: float | None = None
@@ -105,6 +115,7 @@ class QuantizeInt4:
             *(("bits", bits, PACKED_BITS) for bits in (self.bits, *(edit.bits for edit in self.plan))),
             ("embedding_bits", self.embedding_bits, PACKED_BITS),
             ("accuracy_level", self.accuracy_level, LEVELS),
+            ("activation_bits", self.activation_bits, ACTIVATION_BITS),
         ):
             if number is not None and number not in numbers:
                 raise UsageError(
@@ -112,6 +123,13 @@ class QuantizeInt4:
                     where=self.name,
                     remedy=f"Choose one of {', '.join(map(str, numbers))}.",
                 )
+
+    def block_of(self, bits: int, depth: int) -> int:
+        """Return the block of a matrix that the plan says nothing of."""
+        if self.block is not None:
+            return self.block
+        wide = bits == self.bits == _WIDE
+        return next((block for block in _WIDE_BLOCKS if wide and depth % block == 0), _USUAL_BLOCK)
 
     def run(self, inputs: Inputs, out: Path, context: Context) -> dict[str, Any]:
         """Quantize `model.onnx`; see `Stage.run`.
@@ -154,7 +172,8 @@ class QuantizeInt4:
 
     def _mixed(self, job: BlockJob, trial: BlockTrial, context: Context) -> tuple[BlockTrial, dict[str, Any]]:
         pinned = {key for key, edit in job.plan.edits.items() if edit.bits or edit.block}
-        choices = formats_to_choose(job.plan.weights, job.formats, pinned)
+        symmetric = _symmetric(self, job.dialect)
+        choices = formats_to_choose(job.plan.weights, job.formats, pinned, symmetric=symmetric)
         found = mix(job, trial, choices, mean_bits=self.mean_bits, aim=self.aim, scratch=context.scratch)
         return found.trial, {"mixed": found.facts}
 
@@ -185,7 +204,7 @@ def _prepare(stage: QuantizeInt4, inputs: Inputs, path: Path, context: Context) 
     form = _form(stage, inputs.dialect)
     source = canonical(path)
     weights = Weights(source.model.graph, source.folder)
-    whole = stage.block if inputs.dialect.int4_whole_blocks else 0
+    whole = (stage.block or _USUAL_BLOCK) if inputs.dialect.int4_whole_blocks else 0
     edits = (*(BlockEdit(match=glob, mode="float") for glob in stage.skip), *stage.plan)
     plan = plan_blocks(weights, edits=edits, skip=stage.skip, tables=stage.embeddings, whole=whole)
     if not plan.weights:
@@ -206,6 +225,7 @@ def _prepare(stage: QuantizeInt4, inputs: Inputs, path: Path, context: Context) 
         form=form,
         formats=_formats(stage, plan, inputs.dialect, form),
         accuracy_level=stage.accuracy_level,
+        activation_bits=stage.activation_bits,
         act_order=stage.act_order,
         threads=context.threads,
         tell=lambda label, done, total: context.listen(Progress(label=label, done=done, total=total)),
@@ -230,16 +250,22 @@ def _form(stage: QuantizeInt4, dialect: Dialect) -> Form:
     return wanted
 
 
+def _symmetric(stage: QuantizeInt4, dialect: Dialect) -> bool:
+    return dialect.int4_symmetric if stage.symmetric is None else stage.symmetric
+
+
 def _formats(stage: QuantizeInt4, plan: BlockPlan, dialect: Dialect, form: Form) -> dict[tuple[int, str], BlockFormat]:
-    symmetric = dialect.int4_symmetric if stage.symmetric is None else stage.symmetric
+    symmetric = _symmetric(stage, dialect)
 
     def format_of(weight: BlockWeight) -> BlockFormat:
         edit = plan.edits.get(weight.key, _NO_EDIT)
         bits = edit.bits or (stage.embedding_bits if weight.is_table else stage.bits)
+        even = weight.is_table or stage.symmetric is None
+        block = edit.block or stage.block_of(bits, weight.depth)
         return BlockFormat(
             bits=bits,
-            block=edit.block or stage.block,
-            symmetric=symmetric or (weight.is_table and bits == 8),  # noqa: PLR2004 - fine enough
+            block=block,
+            symmetric=symmetric or (even and fine_enough(bits, block)),
             negative_scales=form == "matmulnbits",
             scale_type="float16" if form == "matmulnbits" else "float32",
         )

@@ -23,7 +23,7 @@ from edgekit.graphs.facts import quantization_of, signature_of
 from edgekit.graphs.int8_blame import int8_blame
 from edgekit.graphs.int8_choice import Choice, Job, Wishes, held_out
 from edgekit.graphs.int8_edits import int8_edits
-from edgekit.graphs.int8_learn import improve
+from edgekit.graphs.int8_learn import Learning, improve
 from edgekit.graphs.int8_mixed import Int8Mix, Limits
 from edgekit.graphs.int8_plan import Planner
 from edgekit.graphs.int8_report import int8_summary, shortfalls
@@ -43,6 +43,7 @@ from edgekit.stage import Context, Inputs
 
 PRECISIONS = ("w8a8", "w8a16", "w4a16")
 ROUNDINGS = ("nearest", "learned")
+BIASES = ("auto", "corrected", "kept")
 MODES = ("auto", "static", "dynamic", "weights")
 
 _FEW = 20
@@ -71,10 +72,12 @@ class QuantizeInt8:
         larger: with `mixed`, most bytes of the weights as a multiple of those in 8 bits; 1 keeps them all in 8 bits.
         rounding: `nearest`, or `learned`: weights and biases follow what each product is fed in the quantized model,
             and stay so when held-out calibration samples come out nearer to the original.
+        bias: `corrected` (biases make the mean outputs those of the original, under the same condition), `kept`; `auto`
+            is `corrected` when rounding is learned.
     """
 
     name: ClassVar[str] = "quantize-int8"
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
@@ -91,6 +94,7 @@ class QuantizeInt8:
     slower: float = 1.25
     larger: float = 1.01
     rounding: Literal["nearest", "learned"] = "nearest"
+    bias: Literal["auto", "corrected", "kept"] = "auto"
 
     def __post_init__(self) -> None:
         """Check the options; UsageError for an unknown word."""
@@ -98,6 +102,7 @@ class QuantizeInt8:
             ("method", self.method, ["auto", *METHODS]),
             ("mode", self.mode, list(MODES)),
             ("rounding", self.rounding, list(ROUNDINGS)),
+            ("bias", self.bias, list(BIASES)),
             ("precision", self.precision, list(PRECISIONS)),
         ):
             if word not in known:
@@ -125,8 +130,8 @@ class QuantizeInt8:
         choice = job.choose()
         trial, search, mixed = self._decided(job, choice, inputs, context)
         rounding: dict[str, Any] = {}
-        if self.rounding == "learned":
-            improved = improve(job, trial, search, _telling(context, "round"))
+        if (learning := self._learning).any:
+            improved = improve(job, trial, search, learning, _telling(context, "round"))
             model, trial, rounding = improved.model, improved.trial, {"rounding": improved.facts}
         else:
             model = job.writer.write(trial.plan)
@@ -161,6 +166,11 @@ class QuantizeInt8:
         if signature != inputs.artifact.facts.get("graphs", {}).get(MAIN):
             result["graphs"] = {**inputs.artifact.facts.get("graphs", {}), MAIN: signature}
         return result
+
+    @property
+    def _learning(self) -> Learning:
+        learned = self.rounding == "learned"
+        return Learning(weights=learned, biases=learned if self.bias == "auto" else self.bias == "corrected")
 
     def _decided(
         self, job: Job, choice: Choice, inputs: Inputs, context: Context

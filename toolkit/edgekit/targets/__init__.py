@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgekit import events
 from edgekit.profile import Profile
 from edgekit.target import Target
 from edgekit.targets import htp_sim
+from edgekit.targets.aihub import SCHEME, AiHubTarget
 from edgekit.targets.composite import CompositeTarget
 from edgekit.transport import open_transport
 
 __all__ = ["CompositeTarget", "default_target", "open_target"]
 
 
-def open_target(url: str, profile: Profile, *, keep: Path | None = None) -> Target:
-    """Return the target of a URL (`local`, `ssh://user@host[:port]`, `emulated-aarch64`, `htp-sim`), not yet connected.
+def open_target(
+    url: str, profile: Profile, *, keep: Path | None = None, listen: events.Listener = events.ignore
+) -> Target:
+    """Return the target of a URL, not yet connected.
 
     Args:
-        url: where it is.
+        url: `local`, `ssh://user@host[:port]`, `adb://SERIAL`, `emulated-aarch64`, `htp-sim`, `aihub://Device Name`.
         profile: what it should be; a machine of another kind is told in the target's `findings`.
         keep: the folder (the store's `scratch`) that holds the outputs of an evaluation's finished chunks until it has
             ended, so that the same command goes on after a kill; None: they are not kept.
+        listen: gets what a device tells of long work (an engine that is built, a load that is kept up), from another
+            thread.
 
     Raises:
         UsageError: no target has such a URL, with a suggestion.
@@ -28,7 +34,9 @@ def open_target(url: str, profile: Profile, *, keep: Path | None = None) -> Targ
     """
     if url == htp_sim.URL:
         return htp_sim.HtpSimTarget(profile)
-    return CompositeTarget(open_transport(url), profile, keep=keep)
+    if url.partition("://")[0] == SCHEME:
+        return AiHubTarget(url, profile)
+    return CompositeTarget(open_transport(url), profile, keep=keep, listen=listen)
 
 
 def default_target(profile: Profile) -> str:

@@ -12,6 +12,9 @@ def as_error(error: dict[str, str], model: str, url: str) -> EdgekitError:
         return InputError(
             text, where=model, remedy=remedy or "Compare the data's preprocessing with the model's inputs."
         )
+    if kind == "space":
+        remedy = "Free space on the machine (its disk, or what a user may use of it), then run the same command again."
+        return TargetError(f"no room on the machine: {text}", where=url, remedy=remedy)
     if kind in ("missing", "memory"):
         return TargetError(text, where=url, remedy=remedy or "Free memory on the machine, or use a smaller model.")
     remedy = remedy or "The machine's runtime may be older than the model's opset: update it, or choose its profile."

@@ -28,13 +28,20 @@ def plain(name: str, array: Any) -> Any:
     return values
 
 
-def chunks(feeds: Iterable[Feed]) -> Iterator[list[Feed]]:
-    """Yield feeds in lists that are bounded in bytes and number; one feed may exceed the bytes alone."""
+def chunks(feeds: Iterable[Feed], *, most: int = 0, feeds_at_most: int = 0) -> Iterator[list[Feed]]:
+    """Yield feeds in lists that are bounded in bytes and number; one feed may exceed the bytes alone.
+
+    Args:
+        feeds: read one by one.
+        most: bytes of a list; 0 is `CHUNK`.
+        feeds_at_most: feeds of a list; 0 is `CHUNK_FEEDS`.
+    """
+    most, feeds_at_most = most or CHUNK, feeds_at_most or CHUNK_FEEDS
     chunk: list[Feed] = []
     size = 0
     for feed in feeds:
         more = sum(array.nbytes for array in feed.values())
-        if chunk and (size + more > CHUNK or len(chunk) >= CHUNK_FEEDS):
+        if chunk and (size + more > most or len(chunk) >= feeds_at_most):
             yield chunk
             chunk, size = [], 0
         chunk.append(feed)

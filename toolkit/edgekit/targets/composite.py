@@ -10,16 +10,18 @@ from typing import Any, Self
 
 import msgspec
 
+from edgekit import events
 from edgekit.artifact import sha256_file
 from edgekit.budget import Figure, Provenance
-from edgekit.jobs import encode_feeds
+from edgekit.jobs import PASSED_ON, encode_feeds
 from edgekit.profile import Profile
 from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
 from edgekit.targets import machines
 from edgekit.targets.chunks import check_outputs, chunks, plain, read_outputs
+from edgekit.targets.condition import condition_findings, throttled
 from edgekit.targets.figures import energy_figure, latency_figures, memory_figure, settled_latency, unproven_figures
 from edgekit.targets.kept import Kept, engine_key
-from edgekit.targets.workplace import PASSED_ON, Workplace, content_of
+from edgekit.targets.workplace import Workplace, content_of
 from edgekit.transport import Transport
 
 ENERGY_SECONDS = 6
@@ -37,18 +39,26 @@ class CompositeTarget:
         details: what the runner told of the last measurement: raw series, memory, temperatures and clocks.
     """
 
-    def __init__(self, transport: Transport, profile: Profile, *, keep: Path | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        profile: Profile,
+        *,
+        keep: Path | None = None,
+        listen: events.Listener = events.ignore,
+    ) -> None:
         """Take a transport, not yet open.
 
         Args:
             transport: the way to the machine.
             profile: what the machine should be.
             keep: where the outputs of finished chunks are kept while an evaluation runs; None: nowhere.
+            listen: gets progress events, from other threads too.
         """
         self.url = transport.url
         self.details: dict[str, Any] = {}
         self._transport = transport
-        self._place = Workplace(transport)
+        self._place = Workplace(transport, listen)
         self.findings = self._place.findings
         self._profile = profile
         self._probe: machines.Probe | None = None
@@ -173,6 +183,10 @@ class CompositeTarget:
             notes += [fallen] if fallen else []
             mode = machines.other_power_mode(probe, self._profile)
             notes += [f"measured in {mode}"] if mode else []
+        for one in condition_findings(self.details.get("machine") or {}, self._transport.title):
+            self._place.find(one)
+        held = throttled(self.details.get("machine") or {})
+        notes += [held] if held else []
         summary, finding = settled_latency(self.details, sustained, self._transport.title)
         if finding is not None:
             self._place.find(finding)

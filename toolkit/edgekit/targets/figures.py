@@ -9,6 +9,8 @@ from edgekit.budget import Figure
 from edgekit.events import Finding
 
 PERCENTILES = ("p50", "p90", "p95", "p99")
+AT_WORK = 0.98
+"""Share of the time at work from which a load counts as one without a pause."""
 TAIL_RUNS = 300
 """Runs that p99 takes: with fewer there is no upper bound for it."""
 
@@ -56,6 +58,8 @@ def settled_latency(details: dict[str, Any], sustained: float, where: str) -> tu
         f"under load for {sustained:.0f} s p50 was {medians[0]:.3g} ms in the first of {len(medians)} windows and "
         f"{medians[-1]:.3g} ms in the last: {told['throttled'] or 'it does not throttle'}"
     )
+    if told.get("load", 1) < AT_WORK:
+        text += f" (at work {told['load']:.0%} of the time: between windows the engine was loaded anew)"
     if told["throttled"]:
         remedy = "Cool it better, or choose a lower power mode."
         return told["last"], Finding(severity="warning", node=where, rule="target-throttles", text=text, remedy=remedy)

@@ -69,10 +69,12 @@ def is_of_kind(probe: Probe, profile: Profile) -> bool:
 
 
 def other_power_mode(probe: Probe, profile: Profile) -> str:
-    """Return how the machine's power mode differs from the profile's; empty when it does not, or is not known."""
+    """Return how the machine's power mode differs from the profile's, which it also does when it is not known."""
     found = probe.get("jetson", {}).get("power_mode")
     wanted = profile.settings.get(profile.runtime, {}).get("power_mode")
-    return f"power mode {found} instead of {wanted}" if found and wanted and found != wanted else ""
+    if not wanted or found == wanted:
+        return ""
+    return f"power mode {found} instead of {wanted}" if found else f"an unknown power mode, maybe not {wanted}"
 
 
 def compare(probe: Probe, profile: Profile, where: str) -> list[Finding]:
@@ -103,6 +105,8 @@ def power_mode_remedy(probe: Probe, profile: Profile) -> str:
     modes = probe.get("jetson", {}).get("power_modes", {})
     if wanted in modes:
         return f"Set it there: sudo nvpmodel -m {modes[wanted]} && sudo jetson_clocks"
+    if not probe.get("jetson", {}).get("power_mode"):
+        return f"Let nvpmodel answer there (nvpmodel -q, maybe with sudo), and set {wanted}."
     if modes:
         return f"This board has no mode {wanted}, only {', '.join(modes)}: choose the profile of one of them."
     return "Set it with nvpmodel, or choose the profile of that mode."

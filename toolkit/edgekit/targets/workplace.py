@@ -11,10 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
+from edgekit import events
 from edgekit.artifact import digest, sha256_file
 from edgekit.errors import EdgekitError, LinkError
 from edgekit.events import Finding
-from edgekit.jobs import RUNNER, SCHEMA, runner_files
+from edgekit.jobs import PASSED_ON, PROGRESS, RUNNER, SCHEMA, runner_files
 from edgekit.target import Bundle
 from edgekit.targets import machines
 from edgekit.targets.accidents import as_error, died
@@ -23,8 +26,6 @@ from edgekit.transport import Transport
 PAUSES = (1.0, 5.0, 15.0)
 """Seconds after which a broken link is tried again."""
 PROBE_SECONDS = 300
-PASSED_ON = ("shapes", "context", "dla_core")
-"""Facts of a bundle that a job takes as they are."""
 
 _Made = TypeVar("_Made")
 
@@ -38,8 +39,8 @@ class Workplace:
         runner: the name of the runner's folder there: of its content.
     """
 
-    def __init__(self, transport: Transport) -> None:
-        """Take a transport, not yet open."""
+    def __init__(self, transport: Transport, listen: events.Listener = events.ignore) -> None:
+        """Take a transport, not yet open, and who is told of progress: from another thread."""
         self.transport = transport
         self.findings: list[Finding] = []
         self.runner = ""
@@ -48,6 +49,9 @@ class Workplace:
         self._program = ""
         self._jobs = 0
         self._sent: set[str] = set()
+        self._listen = listen
+        if hasattr(transport, "said"):
+            transport.said = self._hear
 
     @property
     def is_far(self) -> bool:
@@ -139,6 +143,14 @@ class Workplace:
             return work()
         except LinkError as error:
             raise first or error from error
+
+    def _hear(self, line: str) -> None:
+        """Pass on what the runner tells of its progress."""
+        if not line.startswith(PROGRESS):
+            return
+        with contextlib.suppress(msgspec.DecodeError):  # garbled, or another version's
+            what, done, total = msgspec.json.decode(line.removeprefix(PROGRESS), type=tuple[str, int, int])
+            self._listen(events.Progress(label=f"{self.transport.title}: {what}", done=done, total=total))
 
     def _reconnect(self, pause: float, reason: LinkError) -> None:
         text = f"the link broke and was made again: {reason.text}"

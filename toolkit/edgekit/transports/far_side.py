@@ -47,6 +47,7 @@ echo "$boot" >"$lock/boot"
 echo "$2" >"$lock/owner"
 echo "$$" >"$lock/pid"
 touch -- "$work"
+rm -rf -- "$work"/job-*
 find "$root" "$work" -mindepth 1 -maxdepth 1 -mtime +14 -exec rm -rf -- {} +
 echo "edgekit: work $work"
 while read -r line; do :; done
@@ -54,8 +55,9 @@ while read -r line; do :; done
 """$1 work folder's name, $2 who we are. Holds the machine's lock until standard input closes.
 
 The lock is a folder with the holder's process id: a lock whose process is gone (killed, or before a reboot) is
-stale. It is moved away, and kept away only if it is still the one that was looked at. What was unused for two weeks
-goes. A lock of the same owner is left from a link that went silent: its holder is ended.
+stale. It is moved away, and kept away only if it is still the one that was looked at. A lock of the same owner is left
+from a link that went silent: its holder is ended. What was unused for two weeks goes, and the data of jobs at once: as
+the lock is ours, whoever sent it is gone.
 """
 
 PYTHONS = """

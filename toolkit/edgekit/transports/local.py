@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgekit.artifact import digest, sha256_file
@@ -28,6 +28,7 @@ class LocalTransport:
         url: `local`.
         python: the interpreter that runs edgekit.
         title: what people call the machine.
+        said: gets each line that a running command writes to standard error; None: nobody listens.
     """
 
     def __init__(self, url: str = "local") -> None:
@@ -38,6 +39,7 @@ class LocalTransport:
         self.title = "local"
         self.far = False
         self.python = sys.executable
+        self.said: Callable[[str], None] | None = None
         self._folder: Path | None = None
 
     def open(self) -> None:
@@ -76,7 +78,7 @@ class LocalTransport:
     def run(self, argv: Sequence[str], *, timeout: float) -> Completed:
         """Run a command in the work folder."""
         try:
-            return run_process(argv, timeout=timeout, folder=self._place("."))
+            return run_process(argv, timeout=timeout, folder=self._place("."), said=self.said)
         except TimeoutError as error:
             raise TargetError(
                 f"'{argv[0]}' was stopped: {error}", where=self.url, remedy="Give it more time or less work."

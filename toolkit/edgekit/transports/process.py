@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -18,10 +18,14 @@ LIMIT = 64 << 10
 
 
 class Tail:
-    """The last bytes of a stream, read by a thread so that the writer never waits."""
+    """The last bytes of a stream, read by a thread so that the writer never waits.
 
-    def __init__(self, stream: IO[bytes] | None) -> None:
+    Its lines also go to `said`, as they come, in that thread.
+    """
+
+    def __init__(self, stream: IO[bytes] | None, said: Callable[[str], None] | None = None) -> None:
         self._kept = bytearray()
+        self._said, self._line = said, b""
         self._thread = threading.Thread(target=self._read, args=(stream,), daemon=True)
         self._thread.start()
 
@@ -32,6 +36,15 @@ class Tail:
             while chunk := os.read(stream.fileno(), LIMIT):
                 self._kept += chunk
                 del self._kept[:-LIMIT]
+                self._pass_on(chunk)
+
+    def _pass_on(self, chunk: bytes) -> None:
+        if self._said is None:
+            return
+        *lines, rest = (self._line + chunk).split(b"\n")
+        self._line = rest[-LIMIT:]
+        for line in lines:
+            self._said(line.decode("utf-8", "replace"))
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the stream; say whether it came."""
@@ -51,6 +64,7 @@ def run_process(
     source: BinaryIO | None = None,
     sink: BinaryIO | None = None,
     hold: bool = False,
+    said: Callable[[str], None] | None = None,
 ) -> Completed:
     """Run a command to its end.
 
@@ -62,6 +76,7 @@ def run_process(
         sink: where its standard output goes instead of into the result.
         hold: standard input is a pipe that stays open, silent, until the command ends: its far end sees it close when
             this process dies or the link breaks.
+        said: gets each line of standard error as it comes, in another thread.
 
     Raises:
         TimeoutError: it took longer.
@@ -75,7 +90,7 @@ def run_process(
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    streams = Tail(process.stdout), Tail(process.stderr)
+    streams = Tail(process.stdout), Tail(process.stderr, said)
     try:
         status = process.wait(timeout)
     except subprocess.TimeoutExpired:

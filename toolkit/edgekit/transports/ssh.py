@@ -23,15 +23,15 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from edgekit.artifact import digest, sha256_file
-from edgekit.errors import LinkError, TargetError, UsageError
+from edgekit.errors import LinkError, TargetError
 from edgekit.transport import Completed
 from edgekit.transports import far_side
+from edgekit.transports.address import parse_url
 from edgekit.transports.local import check_name, sweep
 from edgekit.transports.process import Tail, end_group, run_process
 
@@ -41,12 +41,10 @@ ASK = 60
 """Seconds that a short question to the far side may take."""
 SLOWEST = 50e3
 """Bytes per second under which a copy is given up."""
-PORTS = {None, *range(1, 1 << 16)}
 UNREACHABLE = 255
 """Exit status of ssh itself; the far side's commands never end with it."""
 
 _PREFIX = "edgekit-ssh-"
-_URL = re.compile(r"ssh://(?:(?P<user>[^@/?#]+)@)?(?P<host>\[[0-9A-Za-z:.%]+\]|[^\[\]@:/?#\s]+)(?::(?P<port>\d+))?/?")
 _REMEDIES = (
     (
         r"host key",
@@ -61,35 +59,6 @@ _REMEDIES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Address:
-    """Where a `ssh://[user@]host[:port]` URL leads."""
-
-    host: str
-    user: str = ""
-    port: int | None = None
-
-    def options(self) -> list[str]:
-        """Return the address as options of ssh, the host aside."""
-        port = ["-p", str(self.port)] if self.port else []
-        return port + (["-l", self.user] if self.user else [])
-
-
-def parse_url(url: str) -> Address:
-    """Read a URL; UsageError when it is none that ssh can be given safely."""
-    match = _URL.fullmatch(url)
-    user, host = (match["user"] or "", match["host"].strip("[]")) if match else ("", "")
-    port = int(match["port"]) if match and match["port"] else None
-    if ":" in user:
-        raise UsageError(
-            f"'ssh://{user.partition(':')[0]}:...' holds a password",
-            remedy="Passwords do not belong on a command line: give the machine a key (ssh-copy-id).",
-        )
-    if match is None or host.startswith("-") or user.startswith("-") or port not in PORTS:
-        raise UsageError(f"'{url}' is no ssh URL", remedy="Write it like ssh://user@host or ssh://user@host:2222.")
-    return Address(host=host, user=user, port=port)
-
-
 class SshTransport:
     """Runs commands on another machine.
 
@@ -97,6 +66,7 @@ class SshTransport:
         url: `ssh://[user@]host[:port]`.
         python: the far side's interpreter, once open.
         title: what people call the machine.
+        said: gets each line that a running command writes to standard error; None: nobody listens.
     """
 
     def __init__(self, url: str) -> None:
@@ -107,6 +77,7 @@ class SshTransport:
         self.far = True
         self.python = ""
         self.folder = ""
+        self.said: Callable[[str], None] | None = None
         self._control: Path | None = None
         self._holder: subprocess.Popen[bytes] | None = None
         started = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -166,7 +137,7 @@ class SshTransport:
     def run(self, argv: Sequence[str], *, timeout: float) -> Completed:
         """Run a command in the work folder; it is killed when the link breaks or `timeout` is over."""
         limit = str(int(timeout) + 2)  # seconds after which the far side ends it on its own
-        return self._remote([far_side.RUN, limit, self.folder, *argv], timeout=timeout)
+        return self._remote([far_side.RUN, limit, self.folder, *argv], timeout=timeout, said=self.said)
 
     def pull(self, name: str, destination: Path) -> None:
         """Copy `name` from the work folder to a file."""
@@ -226,11 +197,13 @@ class SshTransport:
         timeout: float,
         source: BinaryIO | None = None,
         sink: BinaryIO | None = None,
+        said: Callable[[str], None] | None = None,
     ) -> Completed:
         if self._holder is None or self._holder.poll() is not None:
             raise self._broken("the link broke" if self._holder else "the transport is not open")
         try:
-            done = run_process(self.remote_argv(script), timeout=timeout, source=source, sink=sink, hold=source is None)
+            argv, hold = self.remote_argv(script), source is None
+            done = run_process(argv, timeout=timeout, source=source, sink=sink, hold=hold, said=said)
         except TimeoutError as error:
             raise TargetError(
                 f"the machine was stopped at its work: {error}",

@@ -27,6 +27,12 @@ def chip() -> str:
         return ""
 
 
+def choose(facts: Dict[str, Any]) -> Dict[str, Any]:
+    """Return which of the package's binaries is for this chip; the first when none is."""
+    every = [facts, *facts.get("others", ())]
+    return next((one for one in every if any(name.lower() in chip().lower() for name in one["soc"])), facts)
+
+
 def open_context(facts: Dict[str, Any]) -> Any:
     """Return a session on the HTP; RuntimeError when the binary is not for this chip."""
     import onnxruntime_qnn
@@ -56,7 +62,7 @@ def main() -> None:
     with open(os.path.join(HERE, "context.json"), encoding="utf-8") as file:
         facts = json.load(file)
     try:
-        session = open_context(facts)
+        session = open_context(choose(facts))
     except (ImportError, RuntimeError) as error:
         print("not on the HTP:", error)
         session = onnxruntime.InferenceSession(os.path.join(HERE, "model.onnx"), providers=["CPUExecutionProvider"])

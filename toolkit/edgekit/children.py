@@ -1,0 +1,113 @@
+"""Child processes of this Python: what they inherit, their log, their end with all that they started.
+
+What crashes, hangs, leaks or prints in a library does it in a child. How far it may go, and what an end of it means,
+is up to who starts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+INHERITED = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG")
+LOG_TAIL = 64 << 10
+"""Bytes of what a child printed that are kept: a long traceback with its beginning."""
+_OUT_OF_MEMORY = ("MemoryError", "bad_alloc", "cannot allocate memory", "failed to map segment")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a child ended.
+
+    Attributes:
+        status: its exit status, negative for a signal; None: it took too long and was killed.
+        log: the end of what it and its libraries printed.
+    """
+
+    status: int | None
+    log: str
+
+    @property
+    def how(self) -> str:
+        """The end in words: `signal SIGSEGV`, `exit status 3`, `too much time`."""
+        return how_ended(self.status)
+
+    @property
+    def last_line(self) -> str:
+        """The last line that it printed; `no message` when there is none."""
+        return (self.log.strip().splitlines() or ["no message"])[-1][:300]
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether its last words are those of Python, C++ or the dynamic linker without memory."""
+        return any(word.lower() in self.last_line.lower() for word in _OUT_OF_MEMORY)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return what a child needs to find programs and the modules that are found here, and nothing else.
+
+    Args:
+        more: variables laid over that.
+    """
+    import edgekit
+
+    home = str(Path(edgekit.__file__).resolve().parent.parent)
+    path = [home, *(entry for entry in sys.path if Path(entry).is_absolute() and entry != home)]
+    kept = {key: os.environ[key] for key in INHERITED if key in os.environ}
+    return kept | {"PYTHONPATH": os.pathsep.join(path), "PYTHONUTF8": "1", **more}
+
+
+def run_child(
+    arguments: Sequence[str], *, folder: Path, log: Path, seconds: float, environment: Mapping[str, str]
+) -> Ended:
+    """Run this Python with arguments to its end; whatever happens here, nothing of it stays behind.
+
+    Args:
+        arguments: after the interpreter's name.
+        folder: where it runs.
+        log: the file that gets what it prints; it reads nothing.
+        seconds: how long it may take.
+        environment: its variables.
+    """
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        status: int | None = None
+        try:
+            status = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            if child.poll() is None:
+                kill_group(child)
+                child.wait()
+    with log.open("rb") as printed:
+        printed.seek(max(0, log.stat().st_size - LOG_TAIL))
+        return Ended(status=status, log=printed.read().decode("utf-8", "replace"))
+
+
+def kill_group(process: subprocess.Popen[Any]) -> None:
+    """Kill a child that leads a group, and what it started, if any of it is left."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def how_ended(status: int | None) -> str:
+    """Return an exit status in words."""
+    if status is None:
+        return "too much time"
+    return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
