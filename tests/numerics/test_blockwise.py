@@ -348,3 +348,5 @@ def test_channel_scales_lower_the_output_error_of_learned_rounding_where_columns
     ]
     assert errors[1] < 0.8 * errors[0]
     assert found.error < found.plain
+    inverse = (1 / found.factors).astype(np.float16).astype(np.float32)
+    assert np.allclose(inverse * found.factors, 1, rtol=1e-6), "float16 holds what inputs are multiplied by"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import onnx
 
 _AXES_AS_INPUT = 18
+_FLOAT = 1  # TensorProto.FLOAT
 _MOST = 127.0
 _LEAST = 1e-30  # of a block of zeros
 
@@ -37,7 +38,8 @@ class ProductInputs:
     def divided(self, name: str, factors: npt.NDArray[Any]) -> tuple[str, list[onnx.NodeProto]]:
         """Return the name of a tensor divided by factors `[K]`, and the nodes that make it when they are new.
 
-        Where the tensor itself is multiplied by a constant (as after a normalization) one product serves both.
+        Their inverses are stored in float16, which holds them (see `ChannelScales`). Where the tensor itself is
+        multiplied by a constant, as after a normalization, one product serves both.
         """
         if name in self._divided:
             return self._divided[name], []
@@ -45,8 +47,12 @@ class ProductInputs:
         inverse = (1 / factors).astype(np.float32)
         read, gain = self._gain(name, inverse)
         constant = self._index.fresh_name(name + "_factors")
-        self._constant(inverse if gain is None else (inverse * gain).astype(np.float32), constant, 0)
-        return out, [_node("Mul", [read, constant], out)]
+        if gain is not None:
+            self._constant((inverse * gain).astype(np.float32), constant, 0)
+            return out, [_node("Mul", [read, constant], out)]
+        half = self._index.fresh_name(constant + "_half")
+        self._constant(inverse.astype(np.float16), half, 0)
+        return out, [_node("Cast", [half], constant, to=_FLOAT), _node("Mul", [read, constant], out)]
 
     def _gain(self, name: str, inverse: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any] | None]:
         maker = self._index.producers.get(name)

@@ -37,6 +37,7 @@ class ChannelScales:
 
     Attributes:
         factors: `[K]`: columns of the weights are multiplied by them, the input is divided; all ones: no power helps.
+            float16 holds their inverses.
         powers: the exponents of inputs and columns that were chosen; zeros: none.
         error: summed squared error of the outputs (of the rows that were looked at) with it.
         plain: the same without factors.
@@ -71,7 +72,8 @@ def search_channel_scales(
     for powers in BOTH_POWERS if learned else INPUT_POWERS:
         raised = np.power(inputs, powers[0]) / np.power(columns, powers[1])
         raised /= np.sqrt(raised.max() * raised.min())
-        factors: Factors = np.clip(raised, 1 / _WIDEST, _WIDEST).astype(np.float32)
+        inverse = np.clip(1 / raised, 1 / _WIDEST, _WIDEST).astype(np.float16)
+        factors: Factors = np.reciprocal(inverse.astype(np.float32))
         error = _error(weights, factors, fmt, gram, rounded)
         if error < best.error:
             best = ChannelScales(factors=factors, powers=powers, error=error, plain=plain)
