@@ -4,7 +4,8 @@
 
 `control.json`: `token` (the one that is good), `devices` (name -> attributes), `pending` (answers before a job is
 done), `fail` (`compile` or `inference`: such jobs fail), `cut` (how many of the next GETs of a job are cut off),
-`layers`, `times` (microseconds of the profile), `wrong` (added to outputs), `rename` (outputs have other names).
+`layers`, `times` (microseconds of the profile), `wrong` (added to outputs), `rename` (outputs have other names),
+`refuse` (an HTTP status for everything).
 Models are run with onnxruntime on this CPU; 64-bit integers are cut to 32 as AI Hub does when asked to.
 """
 
@@ -158,6 +159,9 @@ class Service(BaseHTTPRequestHandler):
             return
         if self.headers.get("Authorization") != f"token {control()['token']}":
             self._send(401, b"", "text/plain")
+            return
+        if control().get("refuse"):
+            self._send(control()["refuse"], b'{"detail": "told to refuse"}', "application/json")
             return
         if method == "GET" and re.search(r"/jobs/\w+/$", path) and control().get("cut", 0):
             set_control(cut=control()["cut"] - 1)

@@ -173,7 +173,7 @@ def test_memory_is_that_of_the_run_not_of_the_build(runner, job, result, tools):
         ("echo '[E] Error[2]: OutOfMemory (no further information)'; exit 1", MemoryError, "OutOfMemory"),
         ("echo '[I] fine so far'; echo '[E] Unknown option: --skipInference'; exit 1", RuntimeError, "Unknown option"),
         ("kill -9 $$", RuntimeError, "ended with status -9"),
-        ("sleep 77", RuntimeError, "no end after 0.5 s"),
+        ("exec sleep 77", RuntimeError, "no end after 0.5 s"),
     ],
 )
 def test_what_goes_wrong_is_told_in_its_words(tmp_path, body, kind, words):

@@ -40,7 +40,8 @@ SAMPLES = Path(__file__).parents[2] / "samples"
 
 def recipe(precision):
     first = [(spec.name, spec.options) for spec in EXPORTER.prepare(load_profile("iq-9075"))]
-    return first if precision == "fp16" else [*first, ("quantize-int8", {"precision": precision})]
+    stages = [(name, {"precision": precision}) for name in ("equalize", "quantize-int8")]
+    return first if precision == "fp16" else [*first, *stages]
 
 
 def built(model, feeds, precision, profile, folder):

@@ -304,6 +304,15 @@ def test_11_what_the_compiler_does_not_take_is_refused_with_the_node(name, tmp_p
     assert {finding.node for finding in found} & {"it", "x", ""}
 
 
+def test_11_two_graphs_are_refused(tmp_path):
+    artifact = onnx_artifact(kinds.residual_cnn()[0], tmp_path)
+    graphs = {**artifact.facts["graphs"], "decoder.onnx": artifact.facts["graphs"]["model.onnx"]}
+    both = msgspec.structs.replace(artifact, facts=artifact.facts | {"graphs": graphs})
+    (found,) = [one for one in EXPORTER.lint(both, tmp_path, PHONE) if one.severity == "error"]
+    assert found.rule == "qnn-several-graphs"
+    assert "decoder.onnx, model.onnx" in found.text
+
+
 @pytest.mark.parametrize("kernel", [4, 5])
 def test_11_a_window_that_holds_all_of_its_input_is_made_global_and_right(kernel, tmp_path):
     """As it stands the compiler takes it, and the simulator gives noise."""

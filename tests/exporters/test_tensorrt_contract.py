@@ -19,6 +19,7 @@ from edgekit.exporter import load_exporter
 from edgekit.graphs.rules import build_shapes
 from edgekit.profile import Graph
 from edgekit.stage import Context, Inputs
+from edgekit.stages.equalize import Equalize
 from edgekit.stages.fp16 import Fp16
 from edgekit.stages.quantize_int4 import QuantizeInt4
 from edgekit.stages.quantize_int8 import QuantizeInt8
@@ -112,7 +113,7 @@ SEEDED = [
 def test_seeded_architectures_in_int8_are_taken(name, tmp_path):
     model, feeds = architectures.ARCHITECTURES[name]()
     profile = orin()
-    facts, made = through([Simplify(), QuantizeInt8()], model, feeds, tmp_path, profile)
+    facts, made = through([Simplify(), Equalize(), QuantizeInt8()], model, feeds, tmp_path, profile)
     assert facts["coverage"]["macs"] > 0.9
     assert quantized(made) & {"Conv", "MatMul", "Gemm"}
     accept(made, tmp_path, profile)

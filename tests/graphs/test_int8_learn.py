@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import house
 import htp_networks
@@ -82,3 +82,28 @@ def test_scales_are_searched_and_biases_count_in_the_new_ones(network, tmp_path)
 def test_an_unknown_word_for_biases_is_refused():
     with pytest.raises(UsageError, match="unknown bias 'none'"):
         QuantizeInt8(bias="none")
+
+
+def test_ranges_are_chosen_by_the_error_of_the_outputs(tmp_path):
+    """One calibration sample holds a value far from all others: a range up to it costs these their bits."""
+    r = np.random.default_rng(0)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], name="product")],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 64, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 64, 8])],
+        [numpy_helper.from_array(kinds.normal(1, 1, 32, 8), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    feeds = [{"x": r.normal(size=(1, 64, 32)).astype(np.float32)} for _ in range(90)]
+    calibration, new = feeds[:60], feeds[60:]
+    calibration[0]["x"][0, 0, 0] = 300
+    found, told = {}, {}
+    for method in ("minmax", "auto"):
+        (tmp_path / method).mkdir()
+        stage = QuantizeInt8(method=method, mode="static", floor=0.0, aim=0.0)
+        facts, made = run_stage(stage, model, tmp_path / method, data=house.dataset(calibration * 2))
+        found[method], told[method] = kinds.worst_db(model, made, new), facts["quantization"]
+    assert told["auto"]["method"] != "minmax", (told["auto"], found)
+    assert len(told["auto"]["candidates"]) == 3
+    assert found["auto"] > found["minmax"] + 6

@@ -179,6 +179,18 @@ def test_no_token_at_all(service, tmp_path):
     assert "qai-hub configure" in caught.value.remedy
 
 
+@pytest.mark.slow
+@needs_client
+@pytest.mark.parametrize(
+    ("status", "match"),
+    [(403, "does not take the token: .*told to refuse"), (426, "takes this client no more: .*told to refuse")],
+)
+def test_what_the_service_answers_reaches_the_user(service, status, match):
+    service.tell(refuse=status)
+    with pytest.raises(TargetError, match=match):
+        open_target(URL, PHONE).reach()
+
+
 @needs_client
 def test_a_wrong_device_name_lists_close_ones(service):
     with pytest.raises(TargetError, match="no device 'Stand-in Fone'") as caught:

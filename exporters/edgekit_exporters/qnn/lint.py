@@ -47,7 +47,16 @@ def lint(artifact: Artifact, folder: Path, profile: Profile) -> list[Finding]:
         for node in subject.nodes
         if node.op_type in _REFUSED
     ]
-    return [*found, *fallback_findings(refused, "error"), *_pool_findings(subject)]
+    return [*found, *fallback_findings(refused, "error"), *_pool_findings(subject), *_graph_findings(subject)]
+
+
+def _graph_findings(subject: Subject) -> list[Finding]:
+    """Refuse models of several graphs: Qualcomm's compiler fails on two in one context."""
+    names = sorted(subject.artifact.facts.get("graphs", {}))
+    if len(names) <= 1:
+        return []
+    text = f"the model has {len(names)} graphs ({', '.join(names)}); one is compiled into a context"
+    return [subject.finding("error", "several-graphs", "", text, "Build each graph on its own.")]
 
 
 def _pool_findings(subject: Subject) -> list[Finding]:

@@ -85,7 +85,8 @@ def run_trtexec(argv: List[str], timeout: float, watch: Optional[Watch] = None) 
             child.kill()
             child.wait()
         reader.join(5)
-        child.stdout.close()
+        if not reader.is_alive():  # else a child of it holds the pipe, and closing would wait for that
+            child.stdout.close()
     if child.returncode:
         words = "; ".join(line for line in said if ERROR in line)[-1000:] or "its log says why"
         text = "{} ended with status {}: {}".format(argv[0], child.returncode, words)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,6 @@ class Equalizer:
     precision: Precision
     threads: int = 1
     tell: Callable[[int, int], None] = lambda _done, _total: None
-    _work: list[int] = field(default_factory=list)
 
     def run(self) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Change the graph, if that brings the quantized graph's outputs nearer on held-out samples.
@@ -75,8 +74,9 @@ class Equalizer:
         sites = [site for site in find_sites(self.model, self.folder) if site.how in self.ways]
         if not sites:
             return [], {}
-        found = self._search(sites)
-        shares = self._shares(sites)
+        groups, work = self._groups(sites)
+        found = self._search(groups)
+        shares = self._shares(sites, work)
         told = []
         for site, factors, share in zip(sites, found, shares, strict=True):
             ratio = factors.error / factors.plain if factors.plain > 0 else 1.0
@@ -94,7 +94,7 @@ class Equalizer:
         for ways in ({"normalization", "layer"}, {"multiplication"}):
             rows = [row for row in told if row["how"] in ways]
             changed = [(site, f) for site, f, row in zip(sites, found, told, strict=True) if row in rows]
-            judged = self._written(sites, changed) if changed else {}
+            judged = self._written(sites, changed, work) if changed else {}
             outputs |= judged if not outputs else {name: judged[name] for name in judged if name == "after_db"}
             for row in rows if not judged else ():
                 row["how"] = ""
@@ -108,10 +108,10 @@ class Equalizer:
     def _held(self) -> list[int]:
         return list(self.indices[_HELD_EVERY - 1 :: _HELD_EVERY])
 
-    def _search(self, sites: Sequence[Site]) -> list[Equalized]:
+    def _search(self, groups: Sequence[Sequence[Site]]) -> list[Equalized]:
         index = GraphIndex(self.model.graph, self.folder)
         found: list[Equalized] = []
-        for group in self._groups(sites):
+        for group in groups:
             session = open_graph(self.model, self.folder, threads=self.threads, extra_outputs=[s.tensor for s in group])
             seen: dict[int, list[Seen]] = {}
             for i in self.indices:
@@ -121,7 +121,7 @@ class Equalizer:
                 if all(array.size for array in arrays):
                     seen[i] = [_seen(site, x, feed, index) for site, x in zip(group, arrays, strict=True)]
             for number, site in enumerate(group):
-                self.tell(len(found), len(sites))
+                self.tell(len(found), sum(map(len, groups)))
                 fit, held = ([seen[i][number] for i in part if i in seen] for part in (self._fit, self._held))
                 found.append(self._one(site, fit, held, index))
         return found
@@ -138,37 +138,39 @@ class Equalizer:
         )
         return equalize(fit, held, readers, how)
 
-    def _groups(self, sites: Sequence[Site]) -> Iterator[list[Site]]:
-        """Split sites so that the activations of one group stay small; note the products' multiply-accumulates."""
+    def _groups(self, sites: Sequence[Site]) -> tuple[list[list[Site]], int]:
+        """Split sites so that the activations of one group stay small.
+
+        Also returns the multiply-accumulates of the sites' products for one sample.
+        """
         index = GraphIndex(self.model.graph, self.folder)
         names = [site.tensor for site in sites]
         session = open_graph(self.model, self.folder, threads=self.threads, extra_outputs=names)
         first = run(session, self.samples.sample(self.indices[0]), sample=self.samples.ids[self.indices[0]])
-        sizes = {name: np.asarray(first[name]).nbytes for name in names}
+        groups: list[list[Site]] = [[]]
+        room, work = MOST_AT_ONCE, 0
         for site in sites:
-            channels = np.asarray(first[site.tensor]).shape[1 if site.convolves else -1]
+            x = np.asarray(first[site.tensor])
             weights = sum(reader_of(node, index).weights.size for node in site.readers)
-            self._work.append(weights * np.asarray(first[site.tensor]).size // max(channels, 1))
-        del first
-        group: list[Site] = []
-        for site in sites:
-            if group and sum(sizes[s.tensor] for s in group) + sizes[site.tensor] > MOST_AT_ONCE:
-                yield group
-                group = []
-            group.append(site)
-        yield group
+            work += weights * x.size // max(x.shape[1 if site.convolves else -1], 1)
+            if x.nbytes > room and groups[-1]:
+                groups.append([])
+                room = MOST_AT_ONCE
+            groups[-1].append(site)
+            room -= x.nbytes
+        return groups, work
 
-    def _affordable(self, indices: Sequence[int], runs: int) -> list[int]:
-        """Return some of the samples: as many as so many runs of each can be afforded."""
-        return [indices[place] for place in spread(len(indices), MOST_WORK // max(sum(self._work) * runs, 1))]
+    def _affordable(self, indices: Sequence[int], work: int) -> list[int]:
+        """Return some of the samples: as many as can be afforded at so many multiply-accumulates each."""
+        return [indices[place] for place in spread(len(indices), MOST_WORK // max(work, 1))]
 
-    def _shares(self, sites: Sequence[Site]) -> list[float]:
+    def _shares(self, sites: Sequence[Site], work: int) -> list[float]:
         """Return each site's share of the relative error of the worst output, each alone put on a grid at run time.
 
         Only multiplications have a price to be weighed against it; where not one sample can be afforded, all sites
         count the same.
         """
-        indices = self._affordable(self.indices, len(sites))
+        indices = self._affordable(self.indices, work * len(sites))
         if "multiplication" not in self.ways or not indices:
             return [1.0 / len(sites)] * len(sites)
         reference = Reference(open_graph(self.model, self.folder, threads=self.threads), self.samples, indices)
@@ -182,7 +184,7 @@ class Equalizer:
         total = sum(noises) or 1.0
         return [noise / total for noise in noises]
 
-    def _written(self, sites: Sequence[Site], changed: Sequence[tuple[Site, Equalized]]) -> dict[str, float]:
+    def _written(self, sites: Sequence[Site], changed: Sequence[tuple[Site, Equalized]], work: int) -> dict[str, float]:
         """Write factors if the whole graph's outputs are nearer with them on held-out samples; return the ratios then.
 
         They are those of the worst output with all sites' products quantized, before and after, in dB.
@@ -192,7 +194,7 @@ class Equalizer:
         for site, factors in changed:
             write_factors(after, self.folder, site, factors.factors)
         sort_nodes(after.graph)
-        indices = self._affordable(self._held, 3) or self._held[:1]
+        indices = self._affordable(self._held, 3 * work) or self._held[:1]
         reference = Reference(open_graph(self.model, self.folder, threads=self.threads), self.samples, indices)
         ratios = []
         for model in (self.model, after):

@@ -39,14 +39,26 @@ def looked_up(rows: str, output: str, weight: str, axis: int | None) -> list[onn
     return [helper.make_node("DequantizeLinear", inputs, [output], name=rows, **attributes)]
 
 
-def looked_up_rows(rows: str, output: str, column: str, indices: str, axis: int) -> list[onnx.NodeProto]:
-    """Return what multiplies gathered integer rows with their own scales, gathered from `column`."""
+def looked_up_rows(rows: str, output: str, column: str, indices: str, axis: int, *, half: bool) -> list[onnx.NodeProto]:
+    """Return what multiplies gathered integer rows with their own scales, gathered from `column`.
+
+    Args:
+        rows: the gathered integers.
+        output: the float result.
+        column: the scales of all rows.
+        indices: of the rows.
+        axis: that they are gathered along.
+        half: whether the scales are stored in float16.
+    """
     from onnx import TensorProto, helper
 
-    floats, steps = rows + "_float", rows + "_scale"
+    floats, steps, stored = rows + "_float", rows + "_scale", rows + "_scale_stored"
+    wide = helper.make_node("Cast", [stored], [steps], name=steps, to=TensorProto.FLOAT)
+    picked = stored if half else steps
     return [
         helper.make_node("Cast", [rows], [floats], name=floats, to=TensorProto.FLOAT),
-        helper.make_node("Gather", [column, indices], [steps], name=steps, axis=axis),
+        helper.make_node("Gather", [column, indices], [picked], name=picked, axis=axis),
+        *([wide] if half else []),
         helper.make_node("Mul", [floats, steps], [output], name=rows + "_dequantized"),
     ]
 
@@ -59,7 +71,7 @@ def dynamic_product(
     Args:
         name: of the product; its nodes are named after it.
         activation: output of a DynamicQuantizeLinear whose other outputs end in `_scale` and `_zero_point`.
-        weight: the int8 weight; `_scale` and `_zero_point` belong to it.
+        weight: the int8 weight, whose zero points are 0; `_scale` belongs to it.
         output: the float result.
         bias: a float tensor to add, or empty.
         swap: whether the weight must be transposed first.
@@ -70,7 +82,7 @@ def dynamic_product(
     if swap:
         matrix = name + "_weight"
         nodes.append(helper.make_node("Transpose", [weight], [matrix], name=matrix, perm=[1, 0]))
-    inputs = [activation, matrix, activation + "_zero_point", weight + "_zero_point"]
+    inputs = [activation, matrix, activation + "_zero_point"]
     product = name + "_scaled" if bias else output
     nodes += [
         helper.make_node("MatMulInteger", inputs, [name], name=name),

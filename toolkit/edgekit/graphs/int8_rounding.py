@@ -56,3 +56,28 @@ class Rounder:
     def scales(self, operand: Operand, axis: int | None) -> Scales:
         """Return a weight's own scales, before any bias has a say."""
         return weight_scales(self.weights.values(operand), axis, bits=self.bits_of(operand))
+
+
+def in_half(scales: Scales) -> Scales:
+    """Return scales that float16 holds exactly, none below the given ones; the given ones where its range is too small.
+
+    A table of embeddings has a scale for each row, which in float32 is as much as four of its integers.
+    """
+    with np.errstate(over="ignore"):
+        half = scales.astype(np.float16)
+    half = np.where(half.astype(np.float32) < scales, np.nextafter(half, np.float16(np.inf)), half)
+    fits = np.isfinite(half).all() and half.min(initial=np.inf) >= np.finfo(np.float16).tiny
+    return half.astype(np.float32) if fits else scales
+
+
+def narrow(scales: Scales) -> npt.NDArray[np.floating]:
+    """Return scales in float16 where that holds them exactly."""
+    with np.errstate(over="ignore"):
+        half = scales.astype(np.float16)
+    return half if np.array_equal(half.astype(np.float32), scales) else scales
+
+
+def tables_of(weights: Weights, ops: dict[str, str]) -> frozenset[tuple[int, str]]:
+    """Return the keys of the weights that are only looked up in: four bits are too few for them."""
+    products = {operand.key for operand in weights.operands if ops[operand.node] != "Gather"}
+    return frozenset(operand.key for operand in weights.operands) - products

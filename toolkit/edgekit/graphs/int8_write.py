@@ -13,7 +13,7 @@ from edgekit.graphs.canonical import Canonical
 from edgekit.graphs.edit import GraphIndex, attribute_of, drop_dead, graphs_in, opset_of, sort_nodes
 from edgekit.graphs.int8_nodes import dynamic_product, looked_up, looked_up_rows, pair
 from edgekit.graphs.int8_plan import PRODUCTS, Plan
-from edgekit.graphs.int8_rounding import Rounder, Scales
+from edgekit.graphs.int8_rounding import Rounder, Scales, in_half, narrow, tables_of
 from edgekit.graphs.weights import Operand, Weights
 from edgekit.numerics.affine import (
     Grid,
@@ -41,7 +41,7 @@ class Writer:
         self._source = source
         self._dialect = dialect
         self._ops = {node.name: node.op_type for graph in weights.graphs for node in graph.node}
-        self._rounder = Rounder(weights, bits=dialect.weight_bits, tables=_tables(weights, self._ops))
+        self._rounder = Rounder(weights, bits=dialect.weight_bits, tables=tables_of(weights, self._ops))
 
     def scale_axis(self, operands: Sequence[Operand]) -> int | None:
         """Return the axis along which a stored weight (given by all its uses) has its scales; None: one scale.
@@ -68,12 +68,6 @@ class Writer:
 def bias_of(node: onnx.NodeProto) -> str:
     """Return the name of a node's bias; empty when it has none."""
     return node.input[_BIAS] if node.op_type in {"Conv", "Gemm"} and len(node.input) > _BIAS else ""
-
-
-def _tables(weights: Weights, ops: dict[str, str]) -> frozenset[tuple[int, str]]:
-    """Return the keys of the weights that are only looked up in: four bits are too few for them."""
-    products = {operand.key for operand in weights.operands if ops[operand.node] != "Gather"}
-    return frozenset(operand.key for operand in weights.operands) - products
 
 
 def _int4() -> Any:
@@ -132,6 +126,8 @@ class _Draft:
                 continue
             axis = self.scale_axis(operands)
             scales = self._scales(operands, axis)
+            if all(self._by_rows(operand, axis) for operand in operands):
+                scales = in_half(scales)
             name = self.index.fresh_name(operands[0].tensor + "_quantized")
             graph = self.graphs[operands[0].owner]
             kind = np.int8 if self.rounder.bits_of(operands[0]) > _NIBBLE else _int4()
@@ -223,10 +219,18 @@ class _Draft:
         self.before.setdefault(node.name, []).append(made)
         node.input[_BIAS] = out
 
+    def _along(self, operand: Operand) -> int:
+        """Return the axis that a lookup is made along."""
+        return int(attribute_of(self.nodes[operand.node], "axis", 0) % len(self.weights.tensor(operand).dims))
+
+    def _by_rows(self, operand: Operand, axis: int | None) -> bool:
+        """Say whether a weight is looked up as integers, whose scales are looked up beside them."""
+        gather = self.dialect.integer_gather and self.nodes[operand.node].op_type == "Gather"
+        return gather and axis is not None and self._along(operand) == axis
+
     def _gather(self, node: onnx.NodeProto, operand: Operand, name: str, scales: Scales, axis: int | None) -> None:
         """Look up integers, then dequantize only what was looked up."""
-        rank = len(self.weights.tensor(operand).dims)
-        along = attribute_of(node, "axis", 0) % rank
+        rank, along = len(self.weights.tensor(operand).dims), self._along(operand)
         rows, output = self.index.fresh_name(node.output[0] + "_rows"), node.output[0]
         node.input[0], node.output[0] = name, rows
         if axis is None or axis != along:
@@ -234,8 +238,9 @@ class _Draft:
         else:
             column = self.index.fresh_name(name + "_row_scale")
             shape = [-1 if i == along else 1 for i in range(rank)]
-            self._constant(scales.reshape(shape), column, self.graphs[operand.owner])
-            made = looked_up_rows(rows, output, column, node.input[1], along)
+            stored = narrow(scales)
+            self._constant(stored.reshape(shape), column, self.graphs[operand.owner])
+            made = looked_up_rows(rows, output, column, node.input[1], along, half=stored.dtype == np.float16)
         self.after.setdefault(node.name, []).extend(made)
 
     def _dynamic(self, node: onnx.NodeProto, operand: Operand, name: str) -> None:

@@ -17,6 +17,9 @@ from typing import Any
 import numpy as np
 
 Job = dict[str, Any]
+_MEANS = {401: "token", 403: "token", 404: "missing", 426: "old", 429: "link"}
+"""HTTP status -> what it means for the parent."""
+_SERVER = 500
 
 
 class ToldError(Exception):
@@ -45,13 +48,11 @@ def kind_of(error: BaseException | None) -> str:
     """Return what an error of the client means: its causes have the status of the answer."""
     while error is not None:
         status = getattr(error, "status_code", None)
-        if status in (401, 403):
-            return "token"
-        if status == 404:  # noqa: PLR2004 - HTTP's number
-            return "missing"
+        if status in _MEANS:
+            return _MEANS[status]
         if isinstance(error, FileNotFoundError):
             return "unconfigured"
-        if isinstance(error, OSError) or status == 429 or (status or 0) >= 500:  # noqa: PLR2004
+        if isinstance(error, OSError) or (status or 0) >= _SERVER:
             return "link"
         error = error.__cause__ or error.__context__
     return "refused"

@@ -58,6 +58,7 @@ _TOLD: dict[str, tuple[type[EdgekitError], str, str]] = {
     ),
     "link": (LinkError, "AI Hub cannot be reached: {text}", "Look at the network. {again}"),
     "died": (TargetError, "{text}", "Look for free memory, and whether this works: qai-hub --version. {again}"),
+    "old": (TargetError, "AI Hub takes this client no more: {text}", "pip install --upgrade qai-hub"),
     "input": (InputError, "{text}", "Give inputs that 32-bit integers hold."),
 }
 """Kind -> error, its text and its remedy."""
