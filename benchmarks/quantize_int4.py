@@ -34,7 +34,6 @@ OURS: dict[str, dict[str, Any]] = {
     "edgekit rtn, 8 bits": {"method": "rtn", "bits": 8},
     "edgekit gptq, 8 bits": {"method": "gptq", "bits": 8},
     "edgekit gptq, 8 bits, 8-bit activations": {"method": "gptq", "bits": 8, "activation_bits": 8},
-    "edgekit gptq, 8.29 bits": {"method": "gptq", "bits": 8, "mean_bits": 8.29},
     "edgekit int8 weights per channel": {"mode": "weights"},
     "edgekit int8 weights per channel, learned": {"mode": "weights", "rounding": "learned"},
 }
