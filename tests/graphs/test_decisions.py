@@ -121,7 +121,7 @@ def test_the_table_says_what_stands_in_the_float16_graph(tmp_path):
     for decision in of(plan, "weight"):
         assert stored[decision.tensor] == kinds_of[decision.bits]
     (kept,) = [d for d in plan.decisions if d.op == "Softmax"]
-    assert kept.why == "left float: the option keep names it"
+    assert kept.why == "left float: the option keep names it ('Softmax')"
 
 
 def test_rows_have_the_columns_and_the_file_is_part_of_the_artifact(tmp_path):

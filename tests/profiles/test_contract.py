@@ -15,9 +15,9 @@ from edgekit.profile import Profile, load_profile, origins, profiles_folder
 
 FILES = sorted(profiles_folder().glob("*.toml"))
 NAMES = [path.stem for path in FILES if not path.stem.startswith("_")]
-RECIPES = {"fp32", "fp16", "int8"}
+RECIPES = {"fp32", "fp16", "int8", "auto"}
 RUNTIMES = {"onnx", "tensorrt", "qnn"}
-NEEDS = {"fp32": "fp32", "fp16": "fp16", "int8": "w8a8"}
+NEEDS = {"fp32": "fp32", "fp16": "fp16", "int8": "w8a8", "auto": "w8a8"}
 ISSUE = ["host", "jetson", "snapdragon", "raspberry-pi-5"]
 
 
