@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,9 @@ _STAGE = "quantize-int4"
 
 @dataclass(frozen=True, kw_only=True)
 class BlockWeight:
-    """A stored matrix that can be quantized block-wise: every use of it is a product or a lookup of rows.
+    """A stored matrix that can be quantized block-wise: every use of it is a product, a lookup of rows or a filter.
+
+    The filters of a Conv are a matrix too: a row for each output channel, of all that it is multiplied by.
 
     Attributes:
         key: what identifies it, see `Operand.key`.
@@ -32,6 +34,8 @@ class BlockWeight:
         depth: K, along which the blocks lie.
         products: MatMul and Gemm that multiply by it.
         lookups: Gather of its rows.
+        filters: Conv that slides it.
+        shape: dimensions of the initializer.
     """
 
     key: tuple[int, str]
@@ -40,11 +44,17 @@ class BlockWeight:
     depth: int
     products: tuple[Operand, ...]
     lookups: tuple[Operand, ...]
+    filters: tuple[Operand, ...]
+    shape: tuple[int, ...]
 
     @property
     def operands(self) -> tuple[Operand, ...]:
         """All its uses."""
-        return self.products + self.lookups
+        return self.products + self.lookups + self.filters
+
+    def laid(self, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return values `[N, K]` as the initializer lies."""
+        return rows.reshape(self.shape) if self.axis == 0 else np.ascontiguousarray(rows.T)
 
     @property
     def elements(self) -> int:
@@ -73,7 +83,13 @@ class BlockPlan:
 
 
 def plan_blocks(
-    weights: Weights, *, edits: Sequence[BlockEdit] = (), skip: Sequence[str] = (), tables: bool, whole: int = 0
+    weights: Weights,
+    *,
+    edits: Sequence[BlockEdit] = (),
+    skip: Sequence[str] = (),
+    tables: bool,
+    filters: bool,
+    whole: int = 0,
 ) -> BlockPlan:
     """Find the matrices that can be quantized.
 
@@ -85,6 +101,7 @@ def plan_blocks(
             several readers of one matrix, one that leaves it float counts, else the last.
         skip: which of their globs came from the option skip.
         tables: whether tables that are looked up are quantized.
+        filters: whether those of Conv are.
         whole: block size that must divide the depth of a matrix; 0: none must.
 
     Raises:
@@ -104,7 +121,7 @@ def plan_blocks(
             chosen[key] = max(asked, key=lambda edit: (edit.mode == "float", edits.index(edit)))
         reason, culprit = _wish(operands, named, skip)
         if not reason:
-            reason, culprit = _refusal(weights, operands, nodes, tables=tables)
+            reason, culprit = _refusal(weights, operands, nodes, tables=tables, filters=filters)
         if not reason and whole:
             block = chosen[key].block if asked else None
             reason = _uneven(_weight(weights, operands, nodes), block or whole)
@@ -149,19 +166,25 @@ def _uneven(weight: BlockWeight, block: int) -> str:
 def matrix_of(weights: Weights, weight: BlockWeight) -> npt.NDArray[np.float32]:
     """Return a weight's values as `[N, K]`."""
     values = np.asarray(weights.values(weight.operands[0]), np.float32)
-    return values if weight.axis == 0 else np.ascontiguousarray(values.T)
+    return values.reshape(weight.rows, -1) if weight.axis == 0 else np.ascontiguousarray(values.T)
 
 
 def _weight(weights: Weights, operands: list[Operand], nodes: dict[str, onnx.NodeProto]) -> BlockWeight:
     dims = list(weights.tensor(operands[0]).dims)
     axis = operands[0].axis or 0
+
+    def read_by(*ops: str) -> tuple[Operand, ...]:
+        return tuple(operand for operand in operands if nodes[operand.node].op_type in ops)
+
     return BlockWeight(
         key=operands[0].key,
         axis=axis,
         rows=dims[axis],
-        depth=dims[1 - axis],
-        products=tuple(operand for operand in operands if nodes[operand.node].op_type != "Gather"),
-        lookups=tuple(operand for operand in operands if nodes[operand.node].op_type == "Gather"),
+        depth=element_count(dims) // dims[axis],
+        products=read_by("MatMul", "Gemm"),
+        lookups=read_by("Gather"),
+        filters=read_by("Conv"),
+        shape=tuple(dims),
     )
 
 
@@ -171,10 +194,11 @@ def _refusal(
     nodes: dict[str, onnx.NodeProto],
     *,
     tables: bool,
+    filters: bool,
 ) -> tuple[str, str]:
     """Return why a matrix stays float, and the node that is at fault (empty: all of them); empty: nothing is."""
     for operand in operands:
-        if reason := _node_refusal(operand, nodes[operand.node], weights, tables=tables):
+        if reason := _node_refusal(operand, nodes[operand.node], weights, tables=tables, filters=filters):
             return reason, operand.node
     axes = {operand.axis for operand in operands}
     if len(axes) > 1:
@@ -186,12 +210,14 @@ def _refusal(
     return "", ""
 
 
-def _node_refusal(operand: Operand, node: onnx.NodeProto, weights: Weights, *, tables: bool) -> str:
+def _node_refusal(operand: Operand, node: onnx.NodeProto, weights: Weights, *, tables: bool, filters: bool) -> str:
     dims = list(weights.tensor(operand).dims)
-    lookup = node.op_type == "Gather"
+    lookup, slides = node.op_type == "Gather", node.op_type == "Conv" and filters
+    known = {"MatMul", "Gemm", "Gather"} | ({"Conv"} if filters else set())
     rules = (
-        (node.op_type not in {"MatMul", "Gemm", "Gather"}, f"{node.op_type} has no kernel for block-wise weights"),
-        (len(dims) != _MATRIX, f"its weight is of rank {len(dims)}; blocks are for matrices"),
+        (node.op_type not in known, f"{node.op_type} has no kernel for block-wise weights"),
+        (slides and (operand.axis != 0 or bool(operand.transpose)), "its filters are transposed"),
+        (len(dims) != _MATRIX and not slides, f"its weight is of rank {len(dims)}; blocks are for matrices"),
         (not element_count(dims), "its weight is empty"),
         (lookup and (operand.axis != 0 or operand.position != 0), "it does not look up rows"),
         (lookup and not tables, "tables stay float (embeddings = false)"),

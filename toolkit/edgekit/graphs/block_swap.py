@@ -95,7 +95,7 @@ class SwapModel:
         scaled = factors.get(self._inputs[weight.key]) if weight.products else None
         if scaled is not None:
             near = (near / scaled).astype(np.float32)
-        return near if weight.axis == 0 else np.ascontiguousarray(near.T)
+        return weight.laid(near)
 
 
 def _with_inputs(model: onnx.ModelProto, names: set[str]) -> onnx.ModelProto:

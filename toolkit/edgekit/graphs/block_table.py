@@ -47,7 +47,7 @@ def block_coverage(job: BlockJob, trial: BlockTrial, path: Path, shapes: Mapping
     macs = macs_of(path, shapes, Planner(job.source.model, job.weights, job.dialect))
     stored = sum(weight.elements for weight in job.plan.weights)
     wide = sum(weight.elements for weight in job.plan.weights if trial.formats[weight.key].bits > 4)  # noqa: PLR2004
-    products = {operand.node for weight in job.plan.weights for operand in weight.products}
+    products = {operand.node for weight in job.plan.weights for operand in (*weight.products, *weight.filters)}
     total = sum(macs.values())
     done = sum(count for node, count in macs.items() if node in products)
     return {

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from edgekit.dialect import Dialect
 from edgekit.errors import UnsupportedError
+from edgekit.graphs.block_filters import FilterNodes
 from edgekit.graphs.block_inputs import ProductInputs
 from edgekit.graphs.block_plan import BlockWeight
 from edgekit.graphs.block_solve import Solved
@@ -123,6 +124,9 @@ class _Draft:
     def write(self, weight: BlockWeight, solved: Solved) -> None:
         """Store one matrix and let its readers use it."""
         codes = solved.codes[weight.key]
+        if weight.filters:
+            self._write_filters(weight, codes)
+            return
         for operand in weight.products:
             node = self.nodes[operand.node]
             if (factors := solved.factors.get(node.input[0])) is not None:
@@ -138,6 +142,14 @@ class _Draft:
 
         tensor = onnx.numpy_helper.from_array(np.ascontiguousarray(values), name)
         self.graphs[owner].initializer.append(tensor)
+
+    def _write_filters(self, weight: BlockWeight, codes: BlockCodes) -> None:
+        owner, name = weight.key
+        nodes = FilterNodes(lambda values, fresh: self._constant(values, fresh, owner), self.index.fresh_name)
+        read = nodes.unpacked(codes, weight.shape, name)
+        self.head.setdefault(owner, []).extend(nodes.made)
+        for operand in weight.filters:
+            self.nodes[operand.node].input[1] = read
 
     # --- onnxruntime's operators -------------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class QuantizeInt4:
     """
 
     name: ClassVar[str] = "quantize-int4"
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
@@ -206,10 +206,11 @@ def _prepare(stage: QuantizeInt4, inputs: Inputs, path: Path, context: Context) 
     weights = Weights(source.model.graph, source.folder)
     whole = (stage.block or _USUAL_BLOCK) if inputs.dialect.int4_whole_blocks else 0
     edits = (*(BlockEdit(match=glob, mode="float") for glob in stage.skip), *stage.plan)
-    plan = plan_blocks(weights, edits=edits, skip=stage.skip, tables=stage.embeddings, whole=whole)
+    filters = inputs.dialect.int4 == "matmulnbits"
+    plan = plan_blocks(weights, edits=edits, skip=stage.skip, tables=stage.embeddings, filters=filters, whole=whole)
     if not plan.weights:
         raise UnsupportedError(
-            "nothing in the model can be stored in 4 bits: no MatMul, Gemm or Gather with a constant matrix"
+            "nothing in the model can be stored in 4 bits: no MatMul, Gemm, Gather or (on a CPU) Conv with a constant"
             + (f" ({next(iter(plan.reasons.values()))})" if plan.reasons else ""),
             where=path.name,
             remedy="Build it with --recipe int8.",
