@@ -13,6 +13,7 @@ from contract import run_stage
 from edgekit.errors import UnsupportedError
 from edgekit.exporter import load_exporter
 from edgekit.graphs.block_filters import FilterNodes
+from edgekit.graphs.cost import cost_of
 from edgekit.graphs.decisions import load_plan
 from edgekit.numerics.blockwise import BlockFormat, quantize_rtn
 from edgekit.profile import load_profile
@@ -83,6 +84,11 @@ def test_a_file_of_filters_gets_a_sixth_of_its_size(tmp_path):
     model = kinds.build(nodes, [kinds.value("x", [1, 64, 5, 5])], [kinds.value("y", [1, 64, 3, 3])], weights)
     _, made = stored(tmp_path, model, kinds.draws(4, x=(1, 64, 5, 5)), "host")
     assert made.ByteSize() < model.ByteSize() / 5.5
+    onnx.save(made, tmp_path / "made.onnx")
+    cost = cost_of(tmp_path / "made.onnx")
+    assert cost.parameters == 64 * 64 * 9
+    assert cost.held_bytes == 4 * cost.parameters, "floats, once it is loaded"
+    assert cost.weight_bytes < cost.held_bytes / 5.5
 
 
 def test_a_plan_may_leave_a_conv_float(tmp_path):

@@ -77,6 +77,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
         sizes: bytes of every activation.
         parameters: elements of all distinct weights.
         weight_bytes: bytes of all distinct weights as they are stored.
+        held_bytes: the same once a runtime has loaded them, and computed what hangs on constants alone.
         uncounted: nodes whose work is not known (operators of other domains, loops of unknown length).
         unshaped: nodes, none of them doing multiply-accumulates, whose shapes depend on data.
     """
@@ -87,6 +88,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     sizes: dict[str, int]
     parameters: int
     weight_bytes: int
+    held_bytes: int
     uncounted: tuple[str, ...] = ()
     unshaped: tuple[str, ...] = ()
 
@@ -204,6 +206,7 @@ def _count(model: onnx.ModelProto, folder: Path, scope: Scope, shapes: dict[str,
         sizes=counter.sizes,
         parameters=sum(elements for elements, _ in counter.stored.values()),
         weight_bytes=sum(size for _, size in counter.stored.values()),
+        held_bytes=sum(counter.held.values()),
         uncounted=tuple(counter.uncounted),
         unshaped=tuple(counter.unshaped),
     )

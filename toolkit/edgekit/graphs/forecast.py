@@ -108,11 +108,11 @@ def forecast(
     )
     memory = Figure(
         name="memory",
-        value=float(cost.weight_bytes + plan.arena_bytes),
+        value=float(cost.held_bytes + plan.arena_bytes),
         unit="B",
         provenance="predicted",
         on="weights and activations, without the runtime's own memory",
-        low=float(cost.weight_bytes + plan.live_bytes),
+        low=float(cost.held_bytes + plan.live_bytes),
     )
     return Forecast(
         figures=(latency, memory),

@@ -107,6 +107,8 @@ class Counter:
     Attributes:
         stored: name of a tensor stored for weights -> (parameters, bytes); scales have bytes and no parameters, what
             is computed from a shape alone has parameters and no bytes.
+        held: name of a weight, or of what is stored for it -> bytes while the model is loaded: what is computed from
+            constants takes its own place, and what it was computed from none.
         sizes: activation name -> bytes.
         uncounted: names of nodes whose work is not known.
         unshaped: names of nodes whose shapes depend on data.
@@ -116,6 +118,7 @@ class Counter:
         self.model = model
         self.folder = folder
         self.stored: dict[str, _Stored] = {}
+        self.held: dict[str, int] = {}
         self.sizes: dict[str, int] = {}
         self.used: set[str] = set()
         self.uncounted: list[str] = []
@@ -269,6 +272,10 @@ class Counter:
                 stored = {
                     name: (int(attribute_of(node, "K")) * int(attribute_of(node, "N")), self.bytes_of(name, scope))
                 }
+            if _is_folded(name, makers):
+                self.held[name] = self.bytes_of(name, scope)
+            else:
+                self.held.update((held, size) for held, (_, size) in stored.items())
             yield self.bytes_of(name, scope) if folded else sum(size for _, size in stored.values()), stored
 
     def storage(
@@ -285,6 +292,7 @@ class Counter:
         found: dict[str, _Stored] = {}
         waiting, seen, scales = [name], {name}, set[str]()
         of_any_type = {name} if integers else set()
+        packed = False
         while waiting:
             current = waiting.pop()
             maker = makers.get(current)
@@ -296,10 +304,15 @@ class Counter:
                 continue
             waiting += [source for source in reads(maker) if source not in seen]
             seen.update(reads(maker))
+            packed = packed or maker.op_type == "BitShift"
             if maker.op_type in _QUANTIZE:
                 scales.update(maker.input[1:])
                 of_any_type.add(maker.input[0])
-        return found or {name: (math.prod(scope.static(name) or ()), 0)}
+        elements = math.prod(scope.static(name) or ())
+        if packed and found:  # several weights share a byte
+            largest = max(found, key=lambda one: found[one][1])
+            return {one: (elements if one == largest else 0, size) for one, (_, size) in found.items()}
+        return found or {name: (elements, 0)}
 
     def dtype(self, node: onnx.NodeProto, scope: Scope, makers: dict[str, onnx.NodeProto]) -> str:
         """Return the type a node computes in."""
@@ -319,3 +332,19 @@ class Counter:
             return "int8"
         kind = next((scope.element_type(name) for name in (*node.input, *node.output) if scope.element_type(name)), 0)
         return str(onnx.helper.tensor_dtype_to_np_dtype(kind).name) if kind and element_bits(kind) else "unknown"
+
+
+def _is_folded(name: str, makers: dict[str, onnx.NodeProto]) -> bool:
+    """Say whether a constant is computed when the model is loaded; what hangs on a DequantizeLinear is not."""
+    if name not in makers:
+        return False
+    left, seen = [name], set()
+    while left:
+        maker = makers.get(left.pop())
+        if maker is None or maker.name in seen:
+            continue
+        if maker.op_type == "DequantizeLinear":
+            return False
+        seen.add(maker.name)
+        left.extend(maker.input)
+    return True
