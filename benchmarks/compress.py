@@ -192,6 +192,17 @@ def rounds(bench: Bench, network: Artifact, ratio: float, train: str | None, **o
     return found
 
 
+def halved(bench: Bench, ratio: float) -> Artifact:
+    """Prune to half of the work: alone, with fine-tuning, with distillation; return the last."""
+    bare = rounds(bench, bench.source, ratio, None)
+    bench.add("pruned, not trained", bench.graph(bare[-1]))
+    tuned = rounds(bench, bench.source, ratio, "finetune")
+    bench.add("pruned, fine-tuned", bench.graph(tuned[-1]), ROUNDS * EPOCHS)
+    taught = rounds(bench, bench.source, ratio, "distill", feature_epochs=1)
+    bench.add("pruned, distilled", bench.graph(taught[-1]), ROUNDS * (EPOCHS + 1))
+    return taught[-1]
+
+
 def quantized(bench: Bench, graph: Artifact, name: str, bits: int = 8, **options: Any) -> tuple[float, float]:
     """Quantize after training, then train; return both accuracies in points."""
     made = bench.stage(f"quantize-int{bits}", graph, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.compress import EPOCHS, QAT_EPOCHS, ROUNDS, Bench, goal, quantized, rounds
+from benchmarks.compress import QAT_EPOCHS, ROUNDS, Bench, goal, halved, quantized
 from edgekit.store import Store
 
 LENGTH = 32
@@ -23,13 +23,7 @@ def text(options: argparse.Namespace, shelf: Store) -> Bench:
 
     after8, trained8 = quantized(bench, whole, "original, int8 weights and activations", mode="static")
     after4, trained4 = quantized(bench, whole, "original, 4 bits, nearest", bits=4, method="rtn")
-    bare = rounds(bench, bench.source, HALF, None)
-    bench.add("pruned, not trained", bench.graph(bare[-1]))
-    tuned = rounds(bench, bench.source, HALF, "finetune")
-    bench.add("pruned, fine-tuned", bench.graph(tuned[-1]), ROUNDS * EPOCHS)
-    taught = rounds(bench, bench.source, HALF, "distill", feature_epochs=1)
-    best = bench.graph(taught[-1])
-    bench.add("pruned, distilled", best, ROUNDS * (EPOCHS + 1))
+    halved(bench, HALF)
 
     bench.time(["original", "pruned, distilled"])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compress import EPOCHS, QAT_EPOCHS, ROUNDS, Bench, goal, peer, quantized, rounds, say
+from benchmarks.compress import EPOCHS, QAT_EPOCHS, ROUNDS, Bench, goal, halved, peer, quantized, say
 from edgekit.artifact import Artifact
 from edgekit.exporter import load_exporter
 from edgekit.profile import load_profile
@@ -41,20 +41,15 @@ def vision(options: argparse.Namespace, shelf: Store) -> Bench:
     bench = Bench(shelf, "python:benchmarks.compress_net:build", weights, data, SHAPE)
     original = bench.add("original", bench.graph(bench.source), options.epochs)
 
-    bare = rounds(bench, bench.source, HALF, None)
-    bench.add("pruned, not trained", bench.graph(bare[-1]))
-    tuned = rounds(bench, bench.source, HALF, "finetune")
-    bench.add("pruned, fine-tuned", bench.graph(tuned[-1]), ROUNDS * EPOCHS)
-    taught = rounds(bench, bench.source, HALF, "distill", feature_epochs=1)
-    best = bench.graph(taught[-1])
-    bench.add("pruned, distilled", best, ROUNDS * (EPOCHS + 1))
+    network = halved(bench, HALF)
+    best = bench.graph(network)
     half = bench.rows[-1].macs / original.macs
     quantized(bench, best, "distilled, int8")
     after, learned = _coarse(bench, best)
     if options.peers:
         told = peer(options, _work(data, weights, "prune", half, options.work / "torch-pruning.onnx"))
         bench.judge("Torch-Pruning, fine-tuned", Path(told["path"]), ROUNDS * EPOCHS)
-        folder = shelf.folder(taught[-1].id)
+        folder = shelf.folder(network.id)
         work = _work(data, weights, "qat", half, options.work / "torch-qat.npz")
         told = peer(options, {**work, "folder": str(folder), "evaluation": str(data / "evaluation.npz")})
         _say_peer_qat(Path(told["path"]))
@@ -63,7 +58,7 @@ def vision(options: argparse.Namespace, shelf: Store) -> Bench:
     scratch = []
     for seed in range(options.seeds):
         name = f"same network from scratch, seed {seed}"
-        bench.judge(name, _scratch(bench, taught[-1].id, data, total, seed, options.work), total)
+        bench.judge(name, _scratch(bench, network.id, data, total, seed, options.work), total)
         scratch.append(bench.accuracy(name))
 
     bench.time(["original", "pruned, distilled", "Torch-Pruning, fine-tuned"])

@@ -385,6 +385,18 @@ def constant_node_weight() -> Kind:
     return build(nodes, [value("x", [2, 8])], [value("y", [2, 8])], {}), draws(4, x=(2, 8))
 
 
+def far_and_back() -> Kind:
+    """y = (conv(x) + 1000) - 1000: every value fits float16, which keeps half units there."""
+    nodes = [
+        node("Conv", ["x", "W"], ["c"], name="conv"),
+        node("Add", ["c", "k"], ["a"], name="far"),
+        node("Sub", ["a", "k"], ["y"], name="back"),
+    ]
+    constants = {"W": normal(8, 4, 3, 1, 1), "k": np.float32(1000)}
+    model = build(nodes, [value("x", [1, 3, 6, 6])], [value("y", [1, 4, 6, 6])], constants)
+    return model, draws(4, x=(1, 3, 6, 6))
+
+
 def residual_cnn() -> Kind:
     """Two blocks with ReLU6, a skip, a depthwise convolution, pooling and a classifier."""
     constants = {

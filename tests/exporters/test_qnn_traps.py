@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 import house
 import kinds
-from contract import onnx_artifact
+from contract import onnx_artifact, run_stage
 from edgekit.errors import EdgekitError, UnsupportedError
 from edgekit.exporter import load_exporter
 from edgekit.plan import make_stage
@@ -88,6 +88,13 @@ def test_2_a_norm_with_an_int8_scale_would_be_on_the_cpu_and_one_in_uint8_is_not
     assert errors(quantized_norm(UINT8), tmp_path / "uint8") == []
 
 
+def quantized_by_us(model, shape, precision, tmp_path):
+    """Run quantize-int8 for the phone on data of the input `in`."""
+    stage = make_stage("quantize-int8", {"precision": precision}, "test")
+    data = house.dataset(kinds.draws(8, **{"in": shape}))
+    return run_stage(stage, model, tmp_path, data=data, profile=PHONE, dialect=EXPORTER.dialect(PHONE))[1]
+
+
 @pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
 def test_2_our_stage_stores_no_norm_scale_in_int8(precision, tmp_path):
     nodes = [
@@ -96,19 +103,7 @@ def test_2_our_stage_stores_no_norm_scale_in_int8(precision, tmp_path):
     ]
     constants = {"w": kinds.normal(0, 16, 16), "g": 1 + kinds.normal(1, 16) / 10, "b": kinds.normal(2, 16)}
     model = kinds.build(nodes, [value("in", [1, 4, 16])], [value("y", [1, 4, 16])], constants)
-    artifact = onnx_artifact(model, tmp_path / "in")
-    for part in ("out", "scratch"):
-        (tmp_path / part).mkdir()
-    given = Inputs(
-        artifact=artifact,
-        folder=tmp_path / "in",
-        profile=PHONE,
-        data=house.dataset(kinds.draws(8, **{"in": (1, 4, 16)})),
-        dialect=EXPORTER.dialect(PHONE),
-    )
-    stage = make_stage("quantize-int8", {"precision": precision}, "test")
-    stage.run(given, tmp_path / "out", Context(scratch=tmp_path / "scratch"))
-    made = onnx.load(tmp_path / "out" / "model.onnx")
+    made = quantized_by_us(model, (1, 4, 16), precision, tmp_path)
     types = {tensor.name: tensor.data_type for tensor in made.graph.initializer}
     makers = {output: one for one in made.graph.node for output in one.output}
     (norm,) = [one for one in made.graph.node if one.op_type == "LayerNormalization"]
@@ -157,20 +152,7 @@ def test_3_four_bit_weights_of_our_own_are_symmetric(tmp_path):
         [value("y", [1, 4, 64])],
         weights,
     )
-    artifact = onnx_artifact(model, tmp_path / "in")
-    for part in ("out", "scratch"):
-        (tmp_path / part).mkdir()
-    given = Inputs(
-        artifact=artifact,
-        folder=tmp_path / "in",
-        profile=PHONE,
-        data=house.dataset(kinds.draws(8, **{"in": (1, 4, 64)})),
-        dialect=EXPORTER.dialect(PHONE),
-    )
-    make_stage("quantize-int8", {"precision": "w4a16"}, "test").run(
-        given, tmp_path / "out", Context(scratch=tmp_path / "scratch")
-    )
-    made = onnx.load(tmp_path / "out" / "model.onnx")
+    made = quantized_by_us(model, (1, 4, 64), "w4a16", tmp_path)
     tensors = {tensor.name: tensor for tensor in made.graph.initializer}
     narrow = [name for name, tensor in tensors.items() if tensor.data_type == INT4]
     assert narrow, "or this test looks at nothing"

@@ -102,20 +102,8 @@ def test_matrices_in_blocks_are_blamed_as_if_they_were_written(bits, tmp_path):
     assert found.effects[-1].rest > found.whole
 
 
-def far_and_back():
-    """y = (conv(x) + 1000) - 1000: every value fits float16, which keeps half units there."""
-    nodes = [
-        kinds.node("Conv", ["x", "W"], ["c"], name="conv"),
-        kinds.node("Add", ["c", "k"], ["a"], name="far"),
-        kinds.node("Sub", ["a", "k"], ["y"], name="back"),
-    ]
-    constants = {"W": kinds.normal(8, 4, 3, 1, 1), "k": np.float32(1000)}
-    model = kinds.build(nodes, [kinds.value("x", [1, 3, 6, 6])], [kinds.value("y", [1, 4, 6, 6])], constants)
-    return model, kinds.draws(4, x=(1, 3, 6, 6))
-
-
 def test_half_precision_is_blamed_node_by_node_and_its_recipe_cures_it(tmp_path):
-    model, feeds = far_and_back()
+    model, feeds = kinds.far_and_back()
     found = Fp16(keep=("back",)).blame(*surroundings(tmp_path / "a", model, feeds))
     assert [(e.node, e.op, e.mode) for e in found.effects] == [("far", "Add", "float16"), ("conv", "Conv", "float16")]
     assert found.effects[0].alone < 35
@@ -132,7 +120,7 @@ def test_half_precision_is_blamed_node_by_node_and_its_recipe_cures_it(tmp_path)
 
 
 def test_of_many_half_nodes_those_that_lose_most_are_measured_alone(tmp_path, monkeypatch):
-    model, feeds = far_and_back()
+    model, feeds = kinds.far_and_back()
     every = Fp16().blame(*surroundings(tmp_path / "a", model, feeds))
     monkeypatch.setattr(half_blame, "MOST_ALONE", 1)
     found = Fp16().blame(*surroundings(tmp_path / "b", model, feeds))

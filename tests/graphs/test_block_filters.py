@@ -103,3 +103,18 @@ def test_nothing_but_a_transposed_conv_cannot_be_stored(tmp_path):
     model = kinds.build([node], [kinds.value("x", [1, 4, 5, 5])], [kinds.value("y", [1, 3, 6, 6])], weights)
     with pytest.raises(UnsupportedError, match="nothing in the model can be stored in 4 bits"):
         stored(tmp_path, model, kinds.draws(4, x=(1, 4, 5, 5)), "host")
+
+
+def test_bits_of_filters_are_chosen_too_where_no_block_divides_them(tmp_path):
+    model, feeds = kinds.residual_cnn()
+    facts, _ = stored(tmp_path, model, feeds, "host", aim=40.0)
+    assert facts["quantization"]["mixed"]["after_db"] >= 40
+    assert facts["findings"] == []
+
+
+def test_an_aim_that_nothing_reaches_is_told(tmp_path):
+    model, feeds = kinds.residual_cnn()
+    facts, _ = stored(tmp_path, model, feeds, "host", aim=90.0)
+    (found,) = [finding for finding in facts["findings"] if finding["rule"] == "aim-missed"]
+    assert found["severity"] == "warning"
+    assert "not the aim of 90" in found["text"]

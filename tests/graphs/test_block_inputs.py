@@ -8,28 +8,17 @@ from onnx import TensorProto, helper
 import kinds
 import kinds_int4
 from contract import run_stage
-from edgekit.data import Dataset
 from edgekit.errors import UsageError
 from edgekit.exporter import load_exporter
 from edgekit.profile import load_profile
 from edgekit.stages.quantize_int4 import QuantizeInt4
-from house import MemorySamples
+from house import calibration_data
 
 
 def quantize(folder, model, feeds, **options):
-    none = MemorySamples([])
-    data = Dataset(
-        id="d",
-        calibration=MemorySamples(feeds),
-        training=none,
-        evaluation=none,
-        preprocessing={},
-        labels=(),
-        findings=(),
-    )
     dialect = load_exporter("onnx").dialect(load_profile("host"))
     stage = QuantizeInt4(**{"method": "rtn", "bits": 8} | options)
-    return run_stage(stage, model, folder, data=data if feeds else None, dialect=dialect)
+    return run_stage(stage, model, folder, data=calibration_data(feeds) if feeds else None, dialect=dialect)
 
 
 def ops(model):

@@ -297,6 +297,14 @@ def test_an_operator_that_cannot_be_trained_through_is_named(tmp_path):
     assert caught.value.where == "odd"
 
 
+def test_filters_in_blocks_are_refused_with_what_to_do_instead(tmp_path):
+    inputs = quantized("cnn", tmp_path, dialect="ort", stage=QuantizeInt4(method="rtn"))
+    assert any(node.op_type == "BitShift" for node in onnx.load(inputs.folder / MAIN).graph.node)
+    with pytest.raises(UnsupportedError, match="stored in blocks cannot be trained") as caught:
+        graph_module(inputs.folder / MAIN)
+    assert "qat-int8" in caught.value.remedy
+
+
 @pytest.mark.parametrize("mixing", [False, True])
 def test_a_graph_of_a_fixed_batch_runs_row_by_row(tmp_path, mixing):
     """A Reshape to [1, ...] mixes rows that come together: then they run one by one; else all at once."""

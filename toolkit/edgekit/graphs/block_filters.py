@@ -45,7 +45,8 @@ class FilterNodes:
         rows, depth = codes.codes.shape
         blocks = codes.scales.shape[1]
         held = codes.codes[:, None] if blocks == 1 else into_blocks(codes.codes, codes.format)
-        found = self._integers(pack_codes(held, codes.format.bits), codes.format.bits, base)
+        packed = pack_codes(held, codes.format.bits)
+        found = self._integers(packed, codes.format.bits, base)
         found = self._node("Cast", [found], base, to=1)
         zeros = codes.zero_points[:, :, None]
         if codes.format.symmetric:
@@ -57,9 +58,10 @@ class FilterNodes:
         if codes.scales.dtype != np.float32:
             scale = self._node("Cast", [scale], base, to=1)
         found = self._node("Mul", [found, scale], base)
-        found = self._reshaped(found, [rows, -1], base)
-        limits = [self._held(np.array([value], np.int64), base + "_cut") for value in (0, depth, 1)]
-        found = self._node("Slice", [found, *limits], base)
+        if blocks * packed.shape[-1] * _BYTE // codes.format.bits > depth:  # a last block or byte was filled up
+            found = self._reshaped(found, [rows, -1], base)
+            limits = [self._held(np.array([value], np.int64), base + "_cut") for value in (0, depth, 1)]
+            found = self._node("Slice", [found, *limits], base)
         return self._reshaped(found, list(shape), base)
 
     def _integers(self, packed: npt.NDArray[np.uint8], bits: int, base: str) -> str:

@@ -239,11 +239,13 @@ def formats_to_choose(
     for weight in weights:
         now = formats[weight.key]
         options = [now]
+        divided = any(weight.depth % block == 0 for _, block in _CHOICES)
         for bits, block in () if weight.key in pinned else _CHOICES:
             both = (True, False) if bits == now.bits == _WIDE else (False,)
             for even in (True,) if symmetric else (fine_enough(bits, block),) if weight.is_table else both:
                 made = replace(now, bits=bits, block=block, symmetric=even)
-                if made not in options and not weight.depth % block:  # a filled-up last block takes bytes for nothing
+                whole = weight.depth % block == 0 or not divided
+                if made not in options and whole:  # a filled-up last block takes bytes for nothing
                     options.append(made)
         found[weight.key] = tuple(options)
     return found

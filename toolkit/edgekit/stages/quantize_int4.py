@@ -155,7 +155,7 @@ class QuantizeInt4:
         coverage = block_coverage(job, trial, path, shapes)
         result: dict[str, Any] = {
             "coverage": coverage,
-            "findings": msgspec.to_builtins([*told, *left_float_notes(job.plan, job.weights)]),
+            "findings": msgspec.to_builtins([*told, *self._missed(trial), *left_float_notes(job.plan, job.weights)]),
             "quantization": block_summary(job, trial, scores, why) | mixed,
             "decisions": save_plan(
                 out,
@@ -169,6 +169,14 @@ class QuantizeInt4:
         if signature != inputs.artifact.facts.get("graphs", {}).get(MAIN):
             result["graphs"] = {**inputs.artifact.facts.get("graphs", {}), MAIN: signature}
         return result
+
+    def _missed(self, trial: BlockTrial) -> list[Finding]:
+        """Warn of an aim that no choice of formats reached."""
+        if self.aim is None or trial.score >= self.aim:
+            return []
+        text = f"the outputs have {trial.score:.1f} dB on held-out calibration samples, not the aim of {self.aim:g}"
+        remedy = "Allow more with mean_bits, set accuracy_level = 1, or leave layers float (inspect --blame)."
+        return [Finding(severity="warning", node="", rule="aim-missed", text=text, remedy=remedy)]
 
     def _mixed(self, job: BlockJob, trial: BlockTrial, context: Context) -> tuple[BlockTrial, dict[str, Any]]:
         pinned = {key for key, edit in job.plan.edits.items() if edit.bits or edit.block}
