@@ -33,7 +33,6 @@ _SMALLEST_RATIO = 1e-3
 _BIAS_LIMIT = 2.0**31 - 1
 _KERNEL_BLOCK = 32
 _MADE_ON_CPU = frozenset({"Constant", "ConstantOfShape", "Range", "Shape", "Size"})
-_FILTERS = "Train INT8 (--recipe qat-int8), or take 4 bits as they are (--recipe int4)."
 _REMEDY = "Leave the stage quantize-aware-train out, or export the model with plainer operators."
 
 
@@ -258,10 +257,6 @@ def _cut(zeros: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
 def _check_operators(nodes: list[Node]) -> None:
     graph_ops.enter_elementwise()
     for node in nodes:
-        if node.op == "BitShift":
-            raise UnsupportedError(
-                "filters of a Conv that are stored in blocks cannot be trained", where=node.name, remedy=_FILTERS
-            )
         if node.op not in graph_ops.OPERATORS and node.op != "Constant":
             raise UnsupportedError(f"{node.op} cannot be trained through", where=node.name, remedy=_REMEDY)
 

@@ -1,0 +1,96 @@
+"""Codes that a graph unpacks from bytes by itself, with BitShift, as `graphs.block_filters` stores filters of a Conv.
+
+A module that learns these codes carries them unpacked: the nodes that unpack them go, and what read their result reads
+the initializer. What follows (zero points, scales, the shape of the filters) is computed as it stands in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from edgekit.networks.graph_layout import Node
+
+Array = npt.NDArray[Any]
+
+_BYTE = 8
+_AXES = 3  # rows, blocks, bytes
+
+
+def without_unpacking(
+    nodes: list[Node], arrays: Mapping[str, Array], outputs: Collection[str]
+) -> tuple[list[Node], dict[str, int]]:
+    """Leave out the nodes that unpack codes.
+
+    Args:
+        nodes: of the graph, in order.
+        arrays: initializer -> values.
+        outputs: of the graph.
+
+    Returns:
+        The other nodes, and the bits of every initializer `[rows, blocks, bytes]` whose codes they read unpacked, as
+        `[rows, blocks, codes]`. What does not follow the pattern to the letter stays as it is; where bytes or what
+        comes of them on the way are read otherwise too, all do.
+    """
+    makers = {name: node for node in nodes for name in node.outputs}
+    found: dict[str, tuple[str, int, set[str]]] = {}
+    for node in nodes:
+        if node.op == "Reshape" and (codes := _unpacked(node, makers, arrays)):
+            found[node.outputs[0]] = codes
+    inner = {name for _, _, names in found.values() for name in names}
+    kept = [node for node in nodes if not set(node.outputs) & (inner | found.keys())]
+    read = {name for node in kept for name in node.inputs} | set(outputs)
+    if read & (inner | {name for name, _, _ in found.values()}) or set(outputs) & found.keys():
+        return nodes, {}
+    stored = {out: name for out, (name, _, _) in found.items()}
+    renamed = [replace(node, inputs=tuple(stored.get(name, name) for name in node.inputs)) for node in kept]
+    return renamed, {name: bits for name, bits, _ in found.values()}
+
+
+def _unpacked(
+    reshape: Node, makers: Mapping[str, Node], arrays: Mapping[str, Array]
+) -> tuple[str, int, set[str]] | None:
+    """Return the bytes that a Reshape ends the unpacking of, the bits of a code, and the values on the way."""
+    joint = makers.get(reshape.inputs[0])
+    if joint is None or joint.op != "Concat" or joint.attributes.get("axis") != -1:
+        return None
+    bits, names, stored = _BYTE // len(joint.inputs), {joint.outputs[0]}, set()
+    for place, name in enumerate(joint.inputs):
+        part = makers.get(name)
+        if part is None or part.op != "Unsqueeze" or not _holds(arrays, part.inputs[1], -1):
+            return None
+        names.add(name)
+        name = part.inputs[0]
+        for direction, count in (("RIGHT", _BYTE - bits), ("LEFT", _BYTE - bits * (place + 1))):
+            shift = makers.get(name)
+            if not count:
+                continue
+            if shift is None or not _shifts(shift, direction, count, arrays):
+                return None
+            names.add(name)
+            name = shift.inputs[0]
+        stored.add(name)
+    source = stored.pop()
+    held = arrays.get(source)
+    if stored or held is None or held.dtype != np.uint8 or held.ndim != _AXES:
+        return None
+    wanted = arrays.get(reshape.inputs[1])
+    if wanted is None or wanted.tolist() not in ([*held.shape[:2], -1], [*held.shape[:2], held.shape[2] * _BYTE // bits]):
+        return None
+    return source, bits, names
+
+
+def _shifts(node: Node, direction: str, count: int, arrays: Mapping[str, Array]) -> bool:
+    told = node.attributes.get("direction", b"")
+    same = (told.decode() if isinstance(told, bytes) else told) == direction
+    return node.op == "BitShift" and same and _holds(arrays, node.inputs[1], count)
+
+
+def _holds(arrays: Mapping[str, Array], name: str, value: int) -> bool:
+    found = arrays.get(name)
+    return found is not None and found.size == 1 and int(found.reshape(())) == value
