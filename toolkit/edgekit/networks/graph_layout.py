@@ -38,6 +38,7 @@ _FLOAT_WEIGHTS = {
     "Add": (0, 1),
 }  # fmt: skip
 _WITH_BIAS = 3
+_MOST_INT8 = 127
 
 
 @dataclass(frozen=True)
@@ -186,12 +187,13 @@ class Layout:
                 packed = Packed(bits=width, block=block, dims=value.shape)
                 yield Weight(name, 0, 2**width - 1, packed=packed)
                 continue
-            if width := self._filters.get(name):
+            if name in self._filters:
+                width = self._filters[name]
                 yield Weight(name, 0, 2**width - 1, packed=Packed(width, value.shape[-1] * 8 // width, value.shape))
                 continue
             low, high = BOUNDS[self.kinds[name]]
             if self.kinds[name] == "int8":
-                low, high = -(2 ** (bits - 1) - 1), 2 ** (bits - 1) - 1
+                low, high = _symmetric(value, bits)
             yield self._counted(name, low, high)
 
     def _is_constant(self, node: Node, position: int) -> bool:
@@ -250,6 +252,13 @@ class Layout:
         if not all(position in _FLOAT_WEIGHTS.get(node.op, ()) for node, position in readers):
             return False
         return all(node.op != "Add" or value.ndim == 1 for node, _ in readers)
+
+
+def _symmetric(values: Array, bits: int) -> tuple[int, int]:
+    """Return the bounds of int8 weights of `bits`; of all 8 where they have those: only products need fewer."""
+    most = int(2 ** (bits - 1) - 1)
+    most = most if int(np.abs(values.astype(np.int16)).max()) <= most else _MOST_INT8
+    return -most, most
 
 
 def _fixed_rows(graph: onnx.GraphProto) -> int:

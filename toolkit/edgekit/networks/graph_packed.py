@@ -59,30 +59,38 @@ def _unpacked(
     joint = makers.get(reshape.inputs[0])
     if joint is None or joint.op != "Concat" or joint.attributes.get("axis") != -1:
         return None
-    bits, names, stored = _BYTE // len(joint.inputs), {joint.outputs[0]}, set()
+    bits, names, stored = _BYTE // len(joint.inputs), {joint.outputs[0]}, set[str]()
     for place, name in enumerate(joint.inputs):
         part = makers.get(name)
         if part is None or part.op != "Unsqueeze" or not _holds(arrays, part.inputs[1], -1):
             return None
-        names.add(name)
-        name = part.inputs[0]
-        for direction, count in (("RIGHT", _BYTE - bits), ("LEFT", _BYTE - bits * (place + 1))):
-            shift = makers.get(name)
-            if not count:
-                continue
-            if shift is None or not _shifts(shift, direction, count, arrays):
-                return None
-            names.add(name)
-            name = shift.inputs[0]
-        stored.add(name)
+        way = _shifted(part.inputs[0], bits, place, makers, arrays)
+        if way is None:
+            return None
+        names |= {name, *way[:-1]}
+        stored.add(way[-1])
     source = stored.pop()
-    held = arrays.get(source)
-    if stored or held is None or held.dtype != np.uint8 or held.ndim != _AXES:
+    held, wanted = arrays.get(source), arrays.get(reshape.inputs[1])
+    if stored or held is None or held.dtype != np.uint8 or held.ndim != _AXES or wanted is None:
         return None
-    wanted = arrays.get(reshape.inputs[1])
-    if wanted is None or wanted.tolist() not in ([*held.shape[:2], -1], [*held.shape[:2], held.shape[2] * _BYTE // bits]):
-        return None
-    return source, bits, names
+    codes = held.shape[2] * _BYTE // bits
+    fits = wanted.tolist() in ([*held.shape[:2], -1], [*held.shape[:2], codes])
+    return (source, bits, names) if fits else None
+
+
+def _shifted(
+    name: str, bits: int, place: int, makers: Mapping[str, Node], arrays: Mapping[str, Array]
+) -> list[str] | None:
+    """Return the values from the codes at a place of each byte back to the bytes, these included."""
+    way = [name]
+    for direction, count in (("RIGHT", _BYTE - bits), ("LEFT", _BYTE - bits * (place + 1))):
+        if not count:
+            continue
+        node = makers.get(way[-1])
+        if node is None or not _shifts(node, direction, count, arrays):
+            return None
+        way.append(node.inputs[0])
+    return way
 
 
 def _shifts(node: Node, direction: str, count: int, arrays: Mapping[str, Array]) -> bool:
