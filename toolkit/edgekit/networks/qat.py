@@ -15,12 +15,15 @@ import numpy as np
 
 from edgekit.artifact import MAIN
 from edgekit.errors import UnsupportedError
+from edgekit.events import Finding
 from edgekit.networks.child import Tell
 from edgekit.networks.feeds import Batch, Feeds
 from edgekit.networks.finetune import Goal, make_goal
+from edgekit.networks.graph_floats import start_between
 from edgekit.networks.graph_module import GraphModule, graph_module
 from edgekit.networks.oscillation import watch
-from edgekit.networks.train import Forward, Loss, Schedule, Tensors, fit, outputs_of
+from edgekit.networks.schedule import Fitted, Schedule
+from edgekit.networks.train import Forward, Loss, Tensors, fit, outputs_of
 
 LEARNED = "learned.safetensors"
 OUTPUTS = "outputs.npz"
@@ -39,7 +42,8 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     Args:
         arguments: `folder` (of the quantized graph), `feeds`, `scratch`, `result` (a folder), `threads`, `seed`,
             `labels`, `teacher`, `epochs`, `batch`, `rate`, `patience`, `alpha`, `temperature`, `pull` (the largest
-            lambda), `learn_scales`, `bits` (of int8 weights), `block_kernels` (see `GraphModule`).
+            lambda), `learn_scales`, `bits` (of int8 weights), `block_kernels` (see `GraphModule`), `floats` (path of a
+            float graph that weights start from, see `start_between`; or empty).
         tell: gets progress and findings.
 
     Returns:
@@ -64,6 +68,7 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     if not module.weights:
         remedy = "Quantize it first: put quantize-int8 or quantize-int4 before quantize-aware-train."
         raise UnsupportedError("the graph has no integer weights to train", where=MAIN, remedy=remedy)
+    found = start_between(module, Path(arguments["floats"])) if arguments["floats"] else 0
     feeds = Feeds(Path(arguments["feeds"]), seed=int(arguments["seed"]), batch=int(arguments["batch"]))
     goal = make_goal(module, feeds, arguments, tell)
     oscillation = watch(module)
@@ -103,9 +108,19 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
             "weights": sum(value.numel() for value in module.latents),
             "biases": len(module.biases),
             "scales": len(module.scale_names),
+            "matrices": len(module.latents),
+            "from_floats": found,
         },
-        "findings": [msgspec.to_builtins(finding) for finding in goal.findings],
+        "findings": [msgspec.to_builtins(finding) for finding in (*goal.findings, *_nothing_gained(fitted))],
     }
+
+
+def _nothing_gained(fitted: Fitted) -> list[Finding]:
+    if fitted.best > 0:
+        return []
+    text = "training found nothing nearer to its goal on held-out samples: the graph is as it came in"
+    remedy = "Give more training data or epochs, or a lower `rate`."
+    return [Finding(severity="note", node="", rule="qat-gained-nothing", text=text, remedy=remedy)]
 
 
 def _loss(module: GraphModule, goal: Goal, pull: float) -> Loss:

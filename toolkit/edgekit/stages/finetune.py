@@ -21,15 +21,15 @@ class Finetune:
     Attributes:
         epochs: at most so many passes over the training samples.
         batch: samples of one step.
-        rate: highest learning rate; 0 takes 0.00005 for models of transformers and 0.0003 for others.
-        patience: epochs without a better held-out loss after which training ends.
+        rate: highest learning rate; 0 takes 0.00005 for models of transformers and 0.001 for others.
+        patience: epochs without a better held-out loss than those before after which training ends.
         decay: weight decay of matrices and kernels.
         shapes: as in the stage `capture`; taken over from `--shape`.
         dtypes: as in the stage `capture`.
     """
 
     name: ClassVar[str] = "finetune"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     takes: ClassVar[frozenset[str]] = frozenset({"torch"})
     makes: ClassVar[str] = "torch"
     needs: ClassVar[frozenset[str]] = frozenset({"data", "training"})
