@@ -70,7 +70,7 @@ def test_flags_reach_build_by_their_names(built, model, capfd):
         *("--max-drop", "1%", "--latency-p95", "20ms", "--max-size", "5MB", "--max-memory", "1GB", "--energy", "50mJ"),
         *("--teacher", "t", "--weights", "w", "--label-map", "l", "--shape", "x=1x8", "--shape", "z=1", "--sign", "k"),
         *("--seed", "3", "--threads", "2", "--calibration", "64", "--strict", "--allow-fallback", "--allow-partial"),
-        *("--allow-dominated", "--dry-run", "--no-package", "--sustained", "10m"),
+        *("--allow-dominated", "--dry-run", "--no-package", "--sustained", "10m", "--simulate", "300"),
     ]
     assert run("build", model, *flags) == 0
     (call,) = built
@@ -92,6 +92,7 @@ def test_flags_reach_build_by_their_names(built, model, capfd):
         "seed": 3,
         "threads": 2,
         "sustained": "10m",
+        "simulate": "300",
         "calibration": 64,
         "strict": True,
         "allow_fallback": True,

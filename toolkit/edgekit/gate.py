@@ -196,8 +196,8 @@ class Gate:
             note = f"accuracy was not looked at: {self.original.silence}"
             return (Figure(name="drop", value=None, unit="1", provenance=provenance, on=place, note=note),), ()
         if is_simulator(target):
-            comparison, told = self._simulated(bundle, target)
-            return figures(comparison, on=place, provenance=provenance), (*comparison.findings, *told)
+            comparison, told, some = self._simulated(bundle, target)
+            return figures(comparison, on=place + some, provenance=provenance), (*comparison.findings, *told)
         feeds = self.original.feeds("evaluation", "candidate")
         if target is None:
             outputs = run_onnx(bundle.folder / str(bundle.facts["model"]), feeds, threads=self.threads)
@@ -206,16 +206,18 @@ class Gate:
         comparison = self.original.compare("evaluation", outputs)
         return figures(comparison, on=place, provenance=provenance), comparison.findings
 
-    def _simulated(self, bundle: Bundle, target: Simulator) -> tuple[Comparison, tuple[Finding, ...]]:
-        """Judge by a simulator on the samples that it can run; see `edgekit.evaluate.simulated`."""
+    def _simulated(self, bundle: Bundle, target: Simulator) -> tuple[Comparison, tuple[Finding, ...], str]:
+        """Judge by a simulator on the samples that it can run, and say how many; see `edgekit.evaluate.simulated`."""
         every = len(self.original.samples("evaluation"))
         few = self.original.some("evaluation", target.affordable(bundle, self.original.one_feed(), every))
         stand_in = bundle.folder / str(bundle.facts["model"])
         whole = self.original.compare(
             "evaluation", run_onnx(stand_in, self.original.feeds("evaluation", "CPU"), threads=self.threads)
         )
-        return judge_simulated(
-            Simulated(target.place, len(few) == every, self.original.floats),
+        all_run = len(few) == every
+        what = Simulated(target.place, all_run, self.original.floats, self.budget.max_drop, lambda: target.seconds_each)
+        found, told = judge_simulated(
+            what,
             target.run(bundle, feeds_of(few, "evaluation: simulator", self.listen)),
             (
                 run_onnx(graph, feeds_of(few, "evaluation: CPU", self.listen))
@@ -227,6 +229,7 @@ class Gate:
             leading=self.original.leading,
             seed=self.original.seed,
         )
+        return found, told, "" if all_run else f", {len(few)} simulated"
 
     def _measure_original(self, bundle: Bundle, target: Target) -> tuple[Figure, ...]:
         """Measure the original on the same target, in the same way: what `never ship worse` compares with."""
