@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.compress import QAT_EPOCHS, ROUNDS, Bench, goal, halved, quantized
+from benchmarks.compress import QAT_EPOCHS, Bench, Effort, goal, halved, quantized
 from edgekit.store import Store
 
 LENGTH = 32
 CALIBRATION = 256
-HALF = 1 - 0.5 ** (1 / ROUNDS)
+EFFORT = Effort(rounds=2, epochs=1, features=1, last=2)
 SHAPE = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), (LENGTH,))
 
 
@@ -23,7 +23,7 @@ def text(options: argparse.Namespace, shelf: Store) -> Bench:
 
     after8, trained8 = quantized(bench, whole, "original, int8 weights and activations", mode="static")
     after4, trained4 = quantized(bench, whole, "original, 4 bits, nearest", bits=4, method="rtn")
-    halved(bench, HALF)
+    halved(bench, EFFORT)
 
     bench.time(["original", "pruned, distilled"])
 
