@@ -135,6 +135,57 @@ def test_the_start_does_not_count_for_patience(losses, stuck):
     assert Fitted(history=[{"held_out": loss} for loss in losses]).is_stuck(2) is stuck
 
 
+KNOWN = {"held_out": 0.04, "seen": 0.04}
+"""The losses of a model that was trained on all of these samples before."""
+
+
+@pytest.mark.parametrize(
+    ("epochs", "counts", "best", "harmed"),
+    [
+        ([{"held_out": 0.2}, {"held_out": 0.1}], True, 0, False),
+        ([{"held_out": 0.2, "seen": 0.06}, {"held_out": 0.1, "seen": 0.05}], False, 2, False),
+        ([{"held_out": 0.1, "seen": 0.05}, {"held_out": 0.2, "seen": 0.04}], False, 1, False),
+        ([{"held_out": 2.0, "seen": 1.9}, {"held_out": 1.5, "seen": 1.5}], False, 2, True),
+        ([{"held_out": 0.03, "seen": 0.09}], False, 1, False),
+    ],
+)
+def test_a_start_that_knows_the_samples_does_not_compete(epochs, counts, best, harmed):
+    fitted = Fitted(history=[KNOWN if not counts else {"held_out": 0.04}])
+    for row in epochs:
+        fitted.add(row, start_counts=counts)
+    assert (fitted.best, fitted.harmed()) == (best, harmed)
+
+
+def test_training_that_did_harm_leaves_the_model_as_it_was(tmp_path):
+    """The best of the trained epochs, or what came in: to the bit, statistics of batch normalization included."""
+    network = net()
+    before = {name: value.clone() for name, value in network.module.state_dict().items()}
+    losses = iter([0.1, 0.1, 0.1, 0.1, *[5.0, 5.0] * 3])
+
+    def judge(_forward, _batch, _feed, _done):
+        return {"told": torch.tensor(next(losses))}
+
+    feeds = Feeds(write_feeds(samples(), tmp_path / "feeds", events.ignore), seed=0, batch=200)
+    loss = hard(find_task({"output": torch.zeros(4, 2)}, np.zeros(4, np.int64)))
+    schedule = Schedule(epochs=3, rate=0.01, start_counts=False, live_norms=True)
+    fitted = fit(runner_of(network), feeds, loss, schedule, scratch=tmp_path / "s", tell=lambda _: None, judge=judge)
+    assert fitted.best == 0
+    assert [row["seen"] for row in fitted.history][1:] == [5.0] * 3
+    assert same(network.module.state_dict(), before)
+
+
+def test_samples_that_are_seen_are_as_many_as_are_held_out_and_none_of_them(tmp_path):
+    feeds = Feeds(write_feeds(samples(count=205), tmp_path / "feeds", events.ignore), seed=0, batch=16)
+    held, seen = ({sample for batch in plan for sample in batch} for plan in (feeds.held_out(), feeds.seen()))
+    assert len(held) == len(seen) == 20
+    assert not held & seen
+
+
+def test_of_many_samples_256_are_held_out(tmp_path):
+    feeds = Feeds(write_feeds(samples(count=3000), tmp_path / "feeds", events.ignore), seed=0, batch=16)
+    assert (len(feeds.held), len(feeds.trained)) == (256, 2744)
+
+
 def test_the_rate_rises_and_falls_along_a_cosine():
     shares = [share_of_rate(done) for done in (0.05, 0.1, 0.55, 1.0)]
     assert shares == pytest.approx([0.5, 1.0, 0.5, 1e-3], abs=1e-3)

@@ -110,7 +110,8 @@ def _match_features(
         matching.solve(_seen(runner, guide, feeds, mine, theirs))
         both = _with_projections(runner, matching.projections)
         loss = _loss(matching, guide, mine, theirs)
-        schedule = dataclasses.replace(schedule_of(arguments, network), epochs=epochs, label="features")
+        base = schedule_of(arguments, network)
+        schedule = dataclasses.replace(base, epochs=epochs, start_counts=True, label="features")
         fitted = fit(both, feeds, loss, schedule, scratch=Path(arguments["scratch"]) / "features", tell=tell)
     projected = [own for own, _ in matching.pairs if own.replace(".", "/") in matching.projections]
     return {**fitted.facts(), "layers": [list(pair) for pair in matching.pairs], "projected": projected}

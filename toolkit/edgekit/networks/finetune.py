@@ -74,6 +74,7 @@ def schedule_of(arguments: dict[str, Any], network: Network) -> Schedule:
         rate=float(arguments["rate"]) or (5e-5 if network.pretrained else 1e-3),
         patience=int(arguments["patience"]),
         decay=float(arguments["decay"]),
+        start_counts=False,
         live_norms=int(arguments["batch"]) >= ENOUGH,
         seed=int(arguments["seed"]),
     )

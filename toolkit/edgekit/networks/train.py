@@ -1,8 +1,8 @@
 """The one training loop: seeded, on Hugging Face accelerate, with a checkpoint every epoch and an early stop.
 
-A tenth of the training samples is never trained on: its loss says which epoch is kept. The evaluation split has no
-part in it. Every epoch draws its random numbers anew from the seed, so that a training that was killed and resumed
-ends where an uninterrupted one does. Several processes (see `launched`) take a share of the batches each.
+A tenth of the training samples, at most 256, is never trained on: its loss says which epoch is kept. The evaluation
+split has no part in it. Every epoch draws its random numbers anew from the seed, so that a training that was killed
+and resumed ends where an uninterrupted one does. Several processes (see `launched`) take a share of the batches each.
 """
 
 from __future__ import annotations
@@ -133,17 +133,19 @@ class _Run:
         self.channels_last = takes_channels_last(self.module, self._feed(self.feeds.load(self.feeds.held_out()[0])))
         if self.channels_last:
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
+        given = unique_state(self.module)
         fitted, best, start = self._resumed()
         for epoch in range(start, self.schedule.epochs + 1):
             if fitted.is_stuck(self.schedule.patience):
                 break
             seed_all(self.schedule.seed, epoch, *([self.team.rank] if self.team.rank else []))
             row = self._epoch(epoch)
-            row["held_out"] = self._judged(epoch / self.schedule.epochs)
-            fitted.history.append(row)
-            if row["held_out"] < fitted.history[fitted.best]["held_out"]:
-                fitted.best, best = epoch, unique_state(self.module)
+            row |= self._judgement(epoch / self.schedule.epochs)
+            if fitted.add(row, start_counts=self.schedule.start_counts):
+                best = unique_state(self.module)
             self._save(fitted, best)
+        if fitted.harmed():
+            fitted.best, best = 0, given
         load_unique(self.module, best)
         self.module.to(memory_format=torch.contiguous_format).to("cpu")  # type: ignore[call-overload]
         return fitted
@@ -157,7 +159,7 @@ class _Run:
             self.team.start_alike(self.module)
             fitted = Fitted(history=progress["history"], best=progress["best"])
             return fitted, best, len(fitted.history)
-        fitted = Fitted(history=[self._settled({"held_out": self._judged(0.0)})])
+        fitted = Fitted(history=[self._settled(self._judgement(0.0))])
         self.team.start_alike(self.module)
         best = unique_state(self.module)
         self._save(fitted, best)
@@ -174,11 +176,11 @@ class _Run:
         with torch.no_grad(), evaluating(self.module), settling(self.module):
             for samples in plan:
                 self.loss(self._forward, batch := self.feeds.load(samples), self._feed(batch), 0.0)
-        found = self._judged(0.0)
-        if not found < start["held_out"]:
+        found = self._judgement(0.0)
+        if not found["held_out"] < start["held_out"]:
             restore(self.module, kept)
             return start
-        return {"before_norms": start["held_out"], "held_out": found}
+        return {"before_norms": start["held_out"], **found}
 
     def _save(self, fitted: Fitted, best: State) -> None:
         if not self.team.leads:
@@ -229,13 +231,20 @@ class _Run:
             return told, error
         return told, None
 
-    def _judged(self, done: float) -> float:
-        """Return the mean held-out loss, sample by sample."""
+    def _judgement(self, done: float) -> dict[str, float]:
+        """Return what an epoch is judged by."""
+        found = {"held_out": self._judged(self.feeds.held_out(), done)}
+        if not self.schedule.start_counts:
+            found["seen"] = self._judged(self.feeds.seen(), done)
+        return found
+
+    def _judged(self, plan: list[list[int]], done: float) -> float:
+        """Return the mean loss of batches in evaluation mode, sample by sample."""
         import torch
 
         found, count = 0.0, 0
         with torch.no_grad(), evaluating(self.module):
-            for samples in self.team.share(self.feeds.held_out()):
+            for samples in self.team.share(plan):
                 batch = self.feeds.load(samples)
                 feed = self._feed(batch)
                 terms = self.judge(self._forward, batch, feed, done)
