@@ -5,7 +5,8 @@
 - calibration: what choosing ranges costs on EfficientNet's 256 images; peer onnxruntime.
 - tensorrt: the graph for Orin, judged on the CPU, and TensorRT-RTX's parser and builder; peer ModelOpt.
 - qnn: a depthwise CNN and a small ViT on the HTP simulator; peer AIMET-ONNX.
-- mixed: the recipe `mixed` beside `int8`, both ours.
+
+Below the bar's rows, the recipe `mixed` beside `int8`, both ours.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from quantize_kept import Figures, Kept
 from quantize_language import language
-from quantize_rows import calibration, cpu_int8, mixed, qnn, tensorrt
+from quantize_rows import calibration, cpu_int8, qnn, tensorrt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,9 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What of one candidate of ours is held against some peers."""
+    """A line of the table: one candidate of ours held against some peers, by the figures of a row."""
 
+    row: str
     title: str
     ours: str
     peers: tuple[str, ...]
@@ -63,110 +65,110 @@ WEIGHTS = ("onnxruntime rtn", "onnxruntime rtn, 8 bits", "nncf", "llama.cpp IQ4_
 def _htp(title: str, bits: str, peer: str) -> Part:
     decibels = Goal(key="htp", text="{:.1f} dB", most=True)
     ours, theirs = f"{title}: edgekit {bits}, learned rounding", f"{title}: {peer}"
-    return Part(title=f"QNN {bits}, {title}", ours=ours, peers=(theirs,), goals=(decibels,))
+    return Part(row="qnn", title=f"QNN {bits}, {title}", ours=ours, peers=(theirs,), goals=(decibels,))
 
 
-PARTS: dict[str, tuple[Part, ...]] = {
-    "effnet": (
-        Part(
-            title="EfficientNet-Lite0@96, INT8",
-            ours="edgekit",
-            peers=CPU_INT8,
-            goals=(
-                Goal(key="drop", text=DROP, limit=0.3),
-                Goal(key="megabytes", text=MB, limit=3.8, rivals=False),
-                Goal(key="latency", text=TIMES, limit=0.5),
-            ),
+PARTS = (
+    Part(
+        row="effnet",
+        title="EfficientNet-Lite0@96, INT8",
+        ours="edgekit",
+        peers=CPU_INT8,
+        goals=(
+            Goal(key="drop", text=DROP, limit=0.3),
+            Goal(key="megabytes", text=MB, limit=3.8, rivals=False),
+            Goal(key="latency", text=TIMES, limit=0.5),
         ),
     ),
-    "minilm": (
-        Part(
-            title="MiniLM, INT8",
-            ours="edgekit",
-            peers=CPU_INT8,
-            goals=(
-                Goal(key="cosine", text="cosine {:.4f}", limit=0.998, most=True),
-                Goal(key="latency", text=TIMES, limit=0.42),
-                Goal(key="megabytes", text=MB, limit=23, rivals=False),
-            ),
+    Part(
+        row="minilm",
+        title="MiniLM, INT8",
+        ours="edgekit",
+        peers=CPU_INT8,
+        goals=(
+            Goal(key="cosine", text="cosine {:.4f}", limit=0.998, most=True),
+            Goal(key="latency", text=TIMES, limit=0.42),
+            Goal(key="megabytes", text=MB, limit=23, rivals=False),
         ),
     ),
-    "language-4": (
-        Part(
-            title="SmolLM2 off-grid, 4-bit",
-            ours="edgekit gptq",
-            peers=WEIGHTS,
-            goals=(
-                Goal(key="d_nll", text="d nll {:.4f}", limit=0.15),
-                Goal(key="megabytes", text=MB, limit=92, rivals=False),
-            ),
-        ),
-        Part(
-            title="SmolLM2 off-grid, 4-bit mixed",
-            ours="edgekit gptq, mixed, 6.2 bits",
-            peers=("llama.cpp Q4_K_M",),
-            goals=(
-                Goal(key="d_nll", text="d nll {:.4f}", limit=0.05),
-                Goal(key="megabytes", text=MB, limit=105, rivals=False),
-            ),
+    Part(
+        row="language-4",
+        title="SmolLM2 off-grid, 4-bit",
+        ours="edgekit gptq",
+        peers=WEIGHTS,
+        goals=(
+            Goal(key="d_nll", text="d nll {:.4f}", limit=0.15),
+            Goal(key="megabytes", text=MB, limit=92, rivals=False),
         ),
     ),
-    "language-8": (
-        Part(
-            title="SmolLM2 off-grid, 8-bit",
-            ours="edgekit gptq, 8 bits",
-            peers=WEIGHTS,
-            goals=(
-                Goal(key="upper", text="d nll at most {:.4f}", limit=0.001),
-                Goal(key="megabytes", text=MB, limit=140, rivals=False),
-            ),
+    Part(
+        row="language-4",
+        title="SmolLM2 off-grid, 4-bit mixed",
+        ours="edgekit gptq, mixed, 6.2 bits",
+        peers=("llama.cpp Q4_K_M",),
+        goals=(
+            Goal(key="d_nll", text="d nll {:.4f}", limit=0.05),
+            Goal(key="megabytes", text=MB, limit=105, rivals=False),
         ),
     ),
-    "calibration": (
-        Part(
-            title="calibration of 256 samples: min-max, the largest",
-            ours="edgekit: minmax, the largest",
-            peers=("onnxruntime minmax",),
-            goals=(
-                Goal(key="ratio", text="{:.2f} x its CPU time", limit=0.95),
-                Goal(key="peak_mb", text="{:.0f} MB peak", limit=500),
-            ),
+    Part(
+        row="language-8",
+        title="SmolLM2 off-grid, 8-bit",
+        ours="edgekit gptq, 8 bits",
+        peers=WEIGHTS,
+        goals=(
+            Goal(key="upper", text="d nll at most {:.4f}", limit=0.001),
+            Goal(key="megabytes", text=MB, limit=140, rivals=False),
         ),
     ),
-    "tensorrt": (
-        Part(
-            title="TensorRT dialect",
-            ours="edgekit",
-            peers=("modelopt max", "modelopt entropy"),
-            goals=(
-                Goal(key="drop", text=DROP, limit=0.4),
-                Goal(key="refused", text="{:.0f} refusals", limit=0),
-            ),
+    Part(
+        row="calibration",
+        title="calibration of 256 samples: min-max, the largest",
+        ours="edgekit: minmax, the largest",
+        peers=("onnxruntime minmax",),
+        goals=(
+            Goal(key="ratio", text="{:.2f} x its CPU time", limit=0.95),
+            Goal(key="peak_mb", text="{:.0f} MB peak", limit=500),
         ),
     ),
-    "qnn": tuple(
+    Part(
+        row="tensorrt",
+        title="TensorRT dialect",
+        ours="edgekit",
+        peers=("modelopt max", "modelopt entropy"),
+        goals=(
+            Goal(key="drop", text=DROP, limit=0.4),
+            Goal(key="refused", text="{:.0f} refusals", limit=0),
+        ),
+    ),
+    *(
         _htp(title, bits, peer)
         for title in ("depthwise CNN", "small ViT")
         for bits, peer in (("w8a8", "aimet w8a8"), ("w4a16", "aimet w4a16, AdaRound"))
     ),
-    "mixed": (
-        Part(
-            title="mixed against uniform INT8, EfficientNet-Lite0",
-            ours="effnet: mixed",
-            peers=("effnet: int8",),
-            goals=(Goal(key="drop", text=DROP), Goal(key="sqnr", text="{:.1f} dB", most=True)),
-        ),
-        Part(
-            title="mixed against uniform INT8, MiniLM",
-            ours="minilm: mixed",
-            peers=("minilm: int8",),
-            goals=(
-                Goal(key="cosine", text="cosine {:.5f}", most=True),
-                Goal(key="sqnr", text="{:.1f} dB", most=True),
-            ),
+    Part(
+        row="effnet",
+        title="mixed against uniform INT8, EfficientNet-Lite0",
+        ours="edgekit mixed",
+        peers=("edgekit",),
+        goals=(
+            Goal(key="drop", text=DROP),
+            Goal(key="sqnr", text="{:.1f} dB", most=True),
+            Goal(key="megabytes", text=MB),
         ),
     ),
-}
+    Part(
+        row="minilm",
+        title="mixed against uniform INT8, MiniLM",
+        ours="edgekit mixed",
+        peers=("edgekit",),
+        goals=(
+            Goal(key="cosine", text="cosine {:.5f}", most=True),
+            Goal(key="sqnr", text="{:.1f} dB", most=True),
+            Goal(key="megabytes", text=MB),
+        ),
+    ),
+)
 ROWS: dict[str, Callable[[Kept, argparse.Namespace, Path], None]] = {
     "effnet": cpu_int8,
     "minilm": cpu_int8,
@@ -175,9 +177,8 @@ ROWS: dict[str, Callable[[Kept, argparse.Namespace, Path], None]] = {
     "calibration": calibration,
     "tensorrt": tensorrt,
     "qnn": qnn,
-    "mixed": mixed,
 }
-"""Rows in the bar's order -> how they are measured; `mixed` is one more than the bar has."""
+"""Rows in the bar's order -> how they are measured."""
 
 
 def bar(rows: Sequence[str], options: argparse.Namespace, keep: Path) -> None:
@@ -189,9 +190,9 @@ def bar(rows: Sequence[str], options: argparse.Namespace, keep: Path) -> None:
         print(f"\n{row}: {found[row].about}")
         _show(found[row].figures)
     print("\n| the bar | ours | best peer of this run | goal | |\n|---|---|---|---|---|")
-    for row, kept in found.items():
-        for part in PARTS[row]:
-            print(line(part, kept.figures))
+    for part in PARTS:
+        if part.row in found:
+            print(line(part, found[part.row].figures))
     for row, kept in found.items():
         for name, why in kept.left_out.items():
             print(f"left out of {row}: {name}: {why}")

@@ -12,14 +12,13 @@ from quantize_measure import MissingError
 Figures = dict[str, float]
 
 SETTINGS = {
-    "effnet": ("limit", "pairs"),
-    "minilm": ("limit", "pairs"),
+    "effnet": ("limit",),
+    "minilm": ("limit",),
     "language-4": ("windows",),
     "language-8": ("windows",),
     "calibration": (),
     "tensorrt": ("limit",),
     "qnn": ("iterations",),
-    "mixed": ("limit", "pairs"),
 }
 """Options that a row's figures depend on: with others they are found again."""
 

@@ -42,9 +42,10 @@ def _ours(task: Task, options: argparse.Namespace, recipe: str = "int8", profile
     return lambda folder: build(task, "edgekit", folder, options, recipe=recipe, profile=profile)
 
 
-def _compared(kept: Kept, task: Task, keep: Path, makes: dict[str, Make], options: argparse.Namespace) -> None:
-    """Make candidates, the first is ours, and judge them; `latency` too where the row has `pairs`."""
-    paths: dict[str, Path] = {}
+def _compared(
+    kept: Kept, task: Task, keep: Path, makes: dict[str, Make], options: argparse.Namespace, *, timed: bool
+) -> None:
+    """Make candidates, the first is ours, and judge them; their latencies in one go."""
     original = Path(makes["edgekit"](keep / "edgekit")["original"])
     floats: list[Any] = []
 
@@ -60,19 +61,14 @@ def _compared(kept: Kept, task: Task, keep: Path, makes: dict[str, Make], option
 
     for name, make in makes.items():
         kept.once(name, partial(figures, name, make))
-        if name in kept.figures:
-            paths[name] = keep / slug(name) / MODEL
-    if "pairs" in kept.settings:
-        what = f"latency of {', '.join(paths)}"
-        kept.once(
-            what,
-            lambda: {
-                name: {"latency": ratio}
-                for name, ratio in zip(
-                    paths, latencies(task, original, list(paths.values()), options.pairs), strict=True
-                )
-            },
-        )
+    names = [name for name in makes if name in kept.figures]
+
+    def ratios() -> dict[str, Figures]:
+        found = latencies(task, original, [keep / slug(name) / MODEL for name in names], options.pairs)
+        return {name: {"latency": ratio} for name, ratio in zip(names, found, strict=True)}
+
+    if timed:
+        kept.once(f"latency of {', '.join(names)}, {options.pairs} pairs", ratios)
 
 
 def _static(name: str, task: Task, options: argparse.Namespace, keep: Path, **work: Any) -> Make:
@@ -95,7 +91,7 @@ def _onnxruntime(task: Task, options: argparse.Namespace, keep: Path) -> Make:
 
 
 def cpu_int8(kept: Kept, options: argparse.Namespace, keep: Path) -> None:
-    """INT8 on the CPU: onnxruntime at its best for the model, NNCF at its best for it."""
+    """INT8 on the CPU: our recipes, onnxruntime at its best for the model, NNCF at its best for it."""
     task, place = load(kept.row, options), keep / kept.row
     convolutional = {"preset": "mixed", "model_type": None}
     if kept.row == "effnet":
@@ -106,8 +102,9 @@ def cpu_int8(kept: Kept, options: argparse.Namespace, keep: Path) -> None:
     else:
         order = {"preset": None, "model_type": "transformer", "full_bias": False}
         theirs = {"nncf, transformer": _static("nncf", task, options, place, **order)}
-    makes = {"edgekit": _ours(task, options), "onnxruntime": _onnxruntime(task, options, place), **theirs}
-    _compared(kept, task, place, makes, options)
+    ours = {"edgekit": _ours(task, options), "edgekit mixed": _ours(task, options, "mixed")}
+    makes = {**ours, "onnxruntime": _onnxruntime(task, options, place), **theirs}
+    _compared(kept, task, place, makes, options, timed=True)
 
 
 def tensorrt(kept: Kept, options: argparse.Namespace, keep: Path) -> None:
@@ -118,7 +115,7 @@ def tensorrt(kept: Kept, options: argparse.Namespace, keep: Path) -> None:
     makes = {"edgekit": _ours(task, options, profile="jetson")}
     for method in ("max", "entropy"):
         makes[f"modelopt {method}"] = _static("modelopt", task, options, place, method=method)
-    _compared(kept, task, place, makes, options)
+    _compared(kept, task, place, makes, options, timed=False)
 
     def checked(name: str) -> dict[str, Figures]:
         shape = [1, *next(iter(task.calibration.sample(0).values())).shape[1:]]
@@ -130,18 +127,6 @@ def tensorrt(kept: Kept, options: argparse.Namespace, keep: Path) -> None:
     for name in makes:
         if name in kept.figures:
             kept.once(f"{name}: TensorRT-RTX", partial(checked, name))
-
-
-def mixed(kept: Kept, options: argparse.Namespace, keep: Path) -> None:
-    """The recipe `mixed` beside `int8` on both models."""
-    for model in ("effnet", "minilm"):
-        task = load(model, options)
-        part = Kept(keep / f"mixed-{model}.json", "mixed", options)
-        makes = {"edgekit": _ours(task, options), "mixed": _ours(task, options, "mixed")}
-        _compared(part, task, keep / model, makes, options)
-        names = {"edgekit": "int8", "mixed": "mixed"}
-        kept.figures |= {f"{model}: {names[name]}": values for name, values in part.figures.items()}
-        kept.left_out |= part.left_out
 
 
 def calibration(kept: Kept, options: argparse.Namespace, keep: Path) -> None:
