@@ -39,7 +39,7 @@ _MATRIX = 2
 _SCALES = 2  # position of the scales of a product with codes in blocks, and of what else is stored
 
 
-def start_between(module: GraphModule, path: Path) -> int:
+def start_between(module: GraphModule, path: Path) -> frozenset[int]:
     """Move the latent weights of a graph to where the floats of another lie.
 
     Args:
@@ -48,12 +48,12 @@ def start_between(module: GraphModule, path: Path) -> int:
             one; what is not found (folded or scaled on the way) starts on its integers.
 
     Returns:
-        The number of weights that were found.
+        The numbers, in `module.weights`, of those that were found.
     """
     import torch
 
     known = _matrices(path)
-    found = 0
+    found = set()
     for number, (zero, one) in _meanings(module).items():
         latent = module.latents[number].data
         low, high = (value.expand(latent.shape).double().cpu().numpy() for value in (zero, one))
@@ -63,8 +63,8 @@ def start_between(module: GraphModule, path: Path) -> int:
             continue
         exact = np.divide(matrix - low, step, out=codes.copy(), where=step != 0)
         latent.copy_(torch.from_numpy(np.clip(exact, codes - _EDGE, codes + _EDGE)))
-        found += 1
-    return found
+        found.add(number)
+    return frozenset(found)
 
 
 def _meanings(module: GraphModule) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:

@@ -32,6 +32,8 @@ OUTPUTS = "outputs.npz"
 _CHECKED = 64
 _RATE = 1e-4
 _TRAVEL = 0.01
+_SHORT_TRAVEL = 0.25
+_FINE = 4e-4  # of the largest value: 0.00005 for the weights of a transformer
 _MOST_A_STEP = 0.1  # steps of the grid that a weight moves in one step of the optimizer, at most
 _MOST_OF_FINE = 2.5  # the same over the number of steps up to the largest value: fine grids lose more by haste
 
@@ -68,7 +70,8 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     if not module.weights:
         remedy = "Quantize it first: put quantize-int8 or quantize-int4 before quantize-aware-train."
         raise UnsupportedError("the graph has no integer weights to train", where=MAIN, remedy=remedy)
-    found = start_between(module, Path(arguments["floats"])) if arguments["floats"] else 0
+    floats = arguments["floats"]
+    between = start_between(module, Path(floats)) if floats else frozenset[int]()
     feeds = Feeds(Path(arguments["feeds"]), seed=int(arguments["seed"]), batch=int(arguments["batch"]))
     goal = make_goal(module, feeds, arguments, tell)
     oscillation = watch(module)
@@ -93,7 +96,7 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
         schedule,
         scratch=Path(arguments["scratch"]) / "train",
         tell=tell,
-        groups=_groups(module, rate, schedule.epochs * feeds.steps()),
+        groups=_groups(module, between, rate, schedule.epochs * feeds.steps()),
         judge=goal.loss(),
         after_step=after_step,
     )
@@ -109,7 +112,7 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
             "biases": len(module.biases),
             "scales": len(module.scale_names),
             "matrices": len(module.latents),
-            "from_floats": found,
+            "from_floats": len(between),
         },
         "findings": [msgspec.to_builtins(finding) for finding in (*goal.findings, *_nothing_gained(fitted))],
     }
@@ -133,20 +136,28 @@ def _loss(module: GraphModule, goal: Goal, pull: float) -> Loss:
     return loss
 
 
-def _groups(module: GraphModule, rate: float, steps: int) -> list[dict[str, Any]]:
+def _groups(module: GraphModule, between: frozenset[int], rate: float, steps: int) -> list[dict[str, Any]]:
     """Return parameter groups: `rate` is in units of the largest value that a weight can have.
 
     A rate of 0 lets a weight travel over the whole training (a cosine, so half of the steps count) as far as a
-    hundredth of that value, or one step of its grid where those are coarser: else no integer could change.
+    hundredth of that value, or one step of its grid where those are coarser: else no integer could change. Weights that
+    start between integers have some that change at once: a quarter of a step will do, and no more haste than
+    fine-tuning has.
     """
 
-    def fitting(half: float) -> float:
-        most = min(_MOST_A_STEP, _MOST_OF_FINE / half)
-        return rate * half if rate else min(2 * max(1.0, _TRAVEL * half) / max(steps, 1), most)
+    def fitting(half: float, *, found: bool) -> float:
+        if rate:
+            return rate * half
+        least, most = (_SHORT_TRAVEL, _FINE * half) if found else (1.0, _MOST_A_STEP)
+        return min(2 * max(least, _TRAVEL * half) / max(steps, 1), most, _MOST_OF_FINE / half)
 
     groups = [
-        {"params": [latent], "lr": fitting((weight.high - weight.low) / 2), "weight_decay": 0.0}
-        for weight, latent in zip(module.weights, module.latents, strict=True)
+        {
+            "params": [latent],
+            "lr": fitting((weight.high - weight.low) / 2, found=number in between),
+            "weight_decay": 0.0,
+        }
+        for number, (weight, latent) in enumerate(zip(module.weights, module.latents, strict=True))
     ]
     others = [list(parameters) for parameters in (module.bias_values, module.floats, module.ratios)]
     return groups + [{"params": found, "lr": rate or _RATE, "weight_decay": 0.0} for found in others if found]
