@@ -12,6 +12,7 @@ Below the bar's rows, the recipe `mixed` beside `int8`, both ours.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ class Goal:
         limit: what must be reached; None where only the peers count.
         most: whether more is better.
         rivals: whether the best peer's figure must be reached too.
+        error: key of its standard error, if it has one.
     """
 
     key: str
@@ -38,10 +40,23 @@ class Goal:
     limit: float | None = None
     most: bool = False
     rivals: bool = True
+    error: str = ""
 
     def short(self, found: float, wanted: float) -> float:
         """Return by how much `found` misses `wanted`; 0 or less when it does not."""
         return wanted - found if self.most else found - wanted
+
+    def told(self, figures: Figures) -> str:
+        """Return the figure with its unit and standard error."""
+        return self.text.format(figures[self.key]) + (f" +- {figures[self.error]:.2g}" if self.error else "")
+
+    def behind(self, ours: Figures, theirs: Figures) -> str:
+        """Say by how much ours misses a peer's figure; nothing when it does not."""
+        missed = self.short(ours[self.key], theirs[self.key])
+        if missed <= 0:
+            return ""
+        error = math.hypot(ours[self.error], theirs[self.error]) if self.error else 0.0
+        return self.text.format(missed) + (f", within the error of {error:.2g}" if missed <= error else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +90,7 @@ PARTS = (
         ours="edgekit",
         peers=CPU_INT8,
         goals=(
-            Goal(key="drop", text=DROP, limit=0.3),
+            Goal(key="drop", text=DROP, error="error", limit=0.3),
             Goal(key="megabytes", text=MB, limit=3.8, rivals=False),
             Goal(key="latency", text=TIMES, limit=0.5),
         ),
@@ -97,7 +112,7 @@ PARTS = (
         ours="edgekit gptq",
         peers=WEIGHTS,
         goals=(
-            Goal(key="d_nll", text="d nll {:.4f}", limit=0.15),
+            Goal(key="d_nll", text="d nll {:.4f}", error="error", limit=0.15),
             Goal(key="megabytes", text=MB, limit=92, rivals=False),
         ),
     ),
@@ -107,7 +122,7 @@ PARTS = (
         ours="edgekit gptq, mixed, 6.2 bits",
         peers=("llama.cpp Q4_K_M",),
         goals=(
-            Goal(key="d_nll", text="d nll {:.4f}", limit=0.05),
+            Goal(key="d_nll", text="d nll {:.4f}", error="error", limit=0.05),
             Goal(key="megabytes", text=MB, limit=105, rivals=False),
         ),
     ),
@@ -137,7 +152,7 @@ PARTS = (
         ours="edgekit",
         peers=("modelopt max", "modelopt entropy"),
         goals=(
-            Goal(key="drop", text=DROP, limit=0.4),
+            Goal(key="drop", text=DROP, error="error", limit=0.4),
             Goal(key="refused", text="{:.0f} refusals", limit=0),
         ),
     ),
@@ -152,7 +167,7 @@ PARTS = (
         ours="edgekit mixed",
         peers=("edgekit",),
         goals=(
-            Goal(key="drop", text=DROP),
+            Goal(key="drop", text=DROP, error="error"),
             Goal(key="sqnr", text="{:.1f} dB", most=True),
             Goal(key="megabytes", text=MB),
         ),
@@ -208,23 +223,23 @@ def _show(figures: Mapping[str, Figures]) -> None:
 def line(part: Part, figures: Mapping[str, Figures]) -> str:
     """Return a part of a row as a line of the table."""
     ours = figures.get(part.ours, {})
-    goals = ", ".join(_limit(goal) for goal in part.goals if goal.limit is not None) or "above the peer"
-    cells = [", ".join(goal.text.format(ours[goal.key]) for goal in part.goals if goal.key in ours) or "not measured"]
+    goals = ", ".join(_limit(goal) for goal in part.goals if goal.limit is not None) or "not behind"
+    cells = [", ".join(goal.told(ours) for goal in part.goals if goal.key in ours) or "not measured"]
     bests, verdict = [], []
     for goal in part.goals:
-        rivals = {name: figures[name][goal.key] for name in part.peers if goal.key in figures.get(name, {})}
-        best = (max if goal.most else min)(rivals, key=rivals.__getitem__, default=None)
-        if best is not None:
-            bests.append(f"{goal.text.format(rivals[best])} ({best})")
+        rivals = {name: figures[name] for name in part.peers if goal.key in figures.get(name, {})}
+        best = (max if goal.most else min)(rivals, key=lambda name: rivals[name][goal.key], default="")
+        if best:
+            bests.append(f"{goal.told(rivals[best])} ({best})")
         if goal.key not in ours:
             verdict.append(f"{goal.key} not measured")
             continue
         if goal.limit is not None and (missed := goal.short(ours[goal.key], goal.limit)) > 0:
             verdict.append(f"behind the goal by {goal.text.format(missed)}")
-        if goal.rivals and best is None:
+        if goal.rivals and not best:
             verdict.append(f"no peer's {goal.key}")
-        elif goal.rivals and best is not None and (missed := goal.short(ours[goal.key], rivals[best])) > 0:
-            verdict.append(f"behind {best} by {goal.text.format(missed)}")
+        elif goal.rivals and (by := goal.behind(ours, rivals[best])):
+            verdict.append(f"behind {best} by {by}")
     cells += [", ".join(bests) or "none", goals, "; ".join(verdict) or "met"]
     return f"| {part.title} | {' | '.join(cells)} |"
 
