@@ -77,7 +77,7 @@ class QuantizeInt8:
     """
 
     name: ClassVar[str] = "quantize-int8"
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
