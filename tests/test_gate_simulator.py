@@ -155,11 +155,13 @@ def test_a_simulator_that_computes_something_else_fails_the_build(gate):
 
 def test_an_alternative_is_tried_on_a_few_samples(gate, other):
     simulator = Stand()
-    replace(gate, simulator=simulator).check_fit(other)
+    assert replace(gate, simulator=simulator).check_fit(other) == {"simulated_db": 200.0, "simulated": FEW}
     assert simulator.ran == FEW
+    near = replace(gate, simulator=Stand(noise=0.01)).check_fit(other)["simulated_db"]
+    assert 25 < near < 60
     with pytest.raises(UnsupportedError, match="computes something else"):
         replace(gate, simulator=Stand(noise=5.0)).check_fit(other)
-    gate.check_fit(other)
+    assert gate.check_fit(other) == {}
 
 
 def test_an_alternative_that_the_runtime_refuses_is_none(gate, other, monkeypatch):

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -83,15 +84,19 @@ class Gate:
     allow_fallback: bool = False
     listen: events.Listener = events.ignore
 
-    def check_fit(self, candidate: Artifact) -> None:
+    def check_fit(self, candidate: Artifact) -> dict[str, Any]:
         """Raise UnsupportedError when the runtime refuses a candidate, or computes something else than its graph says.
 
         An alternative that is refused is none; what a simulator gives is looked at on a few calibration samples.
+
+        Returns:
+            Facts for the report: `simulated_db`, how near the simulator is to the graph on this CPU, and on how many
+            `simulated` samples; empty where nothing is simulated.
         """
         folder = self._folder(candidate)
         refuse(self.exporter.lint(candidate, folder, self.profile), self.profile, allow_fallback=self.allow_fallback)
         if self.simulator is None or not self.original.has("calibration"):
-            return
+            return {}
         few = self.original.some("calibration", FEW)
         with tempfile.TemporaryDirectory(prefix="edgekit-fit-") as scratch:
             facts = self.exporter.compile(candidate, folder, self.profile, Path(scratch))
@@ -99,10 +104,11 @@ class Gate:
                 Bundle(folder=Path(scratch), facts=facts), feeds_of(few, "simulator", self.listen)
             )
             stand_in = run_onnx(Path(scratch, str(facts["model"])), feeds_of(few, "CPU", self.listen))
-            told = disagreements(stand_in, found, floats=self.original.floats, place=self.simulator.place)
+            told, near = disagreements(stand_in, found, floats=self.original.floats, place=self.simulator.place)
         wrong = next((finding for finding in told if finding.severity == "error"), None)
         if wrong is not None:
             raise UnsupportedError(wrong.text, where=wrong.node, remedy=wrong.remedy)
+        return {"simulated_db": None if near is None else round(near, 1), "simulated": len(few)}
 
     def score(self, candidate: Artifact) -> Score:
         """Rank a candidate among others: accuracy on the calibration data (never on the evaluation data), time, size.

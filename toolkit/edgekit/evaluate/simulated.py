@@ -26,6 +26,9 @@ from edgekit.numerics.statistics import clopper_pearson
 LEAST_DB = 20.0
 """Ratio below which the simulator computes something else than the graph says: rounding alone gives 30 and more."""
 
+EQUAL_DB = 200.0
+"""Ratio that stands for no difference at all."""
+
 _MOST_SAMPLES = 1_000_000
 _ROUNDING = 1e-9
 _MINUTE = 60
@@ -94,10 +97,17 @@ def judge_simulated(
 
 def disagreements(
     stand_in: Iterable[Feed], found: Iterable[Feed], *, floats: Container[str], place: str
-) -> tuple[Finding, ...]:
-    """Tell how far a simulator's outputs on a few samples are from its stand-in's; see `distance_findings`."""
+) -> tuple[tuple[Finding, ...], float | None]:
+    """Tell how far a simulator's outputs on a few samples are from its stand-in's; see `distance_findings`.
+
+    Returns:
+        The findings, and the lowest ratio of a floating-point output in dB, at most `EQUAL_DB`; None without one.
+    """
     apart = evaluate(stand_in, found, None, find_metric("agreement"), batched=False)
-    return distance_findings(apart, apart, apart, floats=floats, place=place)
+    ratios = [row.sqnr_db for row in apart.outputs if row.name in floats and row.sqnr_db is not None]
+    lowest = min(ratios, default=None)
+    told = distance_findings(apart, apart, apart, floats=floats, place=place)
+    return told, None if lowest is None else max(min(lowest, EQUAL_DB), -EQUAL_DB)
 
 
 def with_disagreement(whole: Comparison, apart: Comparison) -> Comparison:
