@@ -13,6 +13,7 @@ import pytest
 from edgekit.build import build
 from edgekit.errors import UnsupportedError
 from edgekit.package import extract_package
+from edgekit.profile import load_profile
 from edgekit.score import ALIKE
 from edgekit.verify import verify_package
 from htp_networks import ARCHITECTURES, Net
@@ -75,6 +76,31 @@ def test_what_falls_off_the_htp_ends_the_build_unless_that_is_allowed(tmp_path):
     assert [f.severity for f in result.findings if f.rule == "qnn-operator-fallback"][:1] == ["error"]
     note = next(check.reason for check in result.checks if check.name == "latency-p50")
     assert "1 nodes on the CPU are not in it" in note
+
+
+DEVICES = (
+    *("snapdragon-888", "snapdragon-8-gen1", "snapdragon-8-gen2", "snapdragon-8-elite", "snapdragon-8-elite-gen5"),
+    *("snapdragon-x-elite", "snapdragon-x2-elite", "qcs6490", "qcm6690", "iq-9075", "sa8775p"),
+)
+"""All but the one that the other tests build for."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_each_snapdragon_gets_its_own_binary_simulated_and_predicted(device, tmp_path):
+    model, where = asked("squeeze_excite", tmp_path, count=24)
+    result = build(model, recipe="int8-fast", simulate="3", **{**where, "profile": device})
+    assert result.exit == 0
+    htp = load_profile(device).settings["htp"]
+    checks = {check.name: check for check in result.checks}
+    assert f"HTP simulator (SoC {htp['soc_model']}," in checks["drop"].on
+    latency = checks["latency-p50"]
+    assert latency.provenance == "predicted"
+    assert latency.low < latency.value < latency.high
+    assert ("roofline" in latency.on) is (htp["estimate"] == "none"), latency.on
+    (extracted,) = where["out"].glob("*.edgekit")
+    facts = extract_package(extracted, tmp_path / "package").variant.facts["context"]
+    assert facts["compatibility"].split(":")[5] == str(htp["soc_model"])
 
 
 @pytest.mark.slow
