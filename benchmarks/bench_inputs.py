@@ -28,7 +28,7 @@ class ArraySamples:
         """Keep `arrays` (name -> `[n, ...]`)."""
         self._arrays = arrays
         self.ids: Sequence[str] = [f"{prefix}[{i}]" for i in range(len(next(iter(arrays.values()))))]
-        self.labels = None
+        self.labels: npt.NDArray[np.generic] | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""

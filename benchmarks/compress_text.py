@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
-from benchmarks.compress import QAT_EPOCHS, ROUNDS, Bench, goal, halved, quantized
+import numpy as np
+
+from benchmarks.compress import QAT_EPOCHS, Bench, Effort, goal, halved, peer, quantized
 from edgekit.store import Store
 
 LENGTH = 32
 CALIBRATION = 256
-HALF = 1 - 0.5 ** (1 / ROUNDS)
+EFFORT = Effort(rounds=2, epochs=1, features=1, last=2)
 SHAPE = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), (LENGTH,))
 
 
@@ -23,7 +26,11 @@ def text(options: argparse.Namespace, shelf: Store) -> Bench:
 
     after8, trained8 = quantized(bench, whole, "original, int8 weights and activations", mode="static")
     after4, trained4 = quantized(bench, whole, "original, 4 bits, nearest", bits=4, method="rtn")
-    halved(bench, HALF)
+    halved(bench, EFFORT)
+    if options.peers:
+        half = bench.rows[-1].macs / original.macs
+        told = peer(options, _work(options, _arrays(bench, options.work / "training.npz"), half))
+        bench.judge("Torch-Pruning, fine-tuned", Path(told["path"]), EFFORT.trained(features=False))
 
     bench.time(["original", "pruned, distilled"])
 
@@ -43,6 +50,31 @@ def text(options: argparse.Namespace, shelf: Store) -> Bench:
         else:
             print(f"{name} loses {start - after:.2f} points only ({QAT_EPOCHS} epochs): nothing to recover")
     return bench
+
+
+def _work(options: argparse.Namespace, training: Path, half: float) -> dict[str, Any]:
+    return {
+        "what": "prune-text",
+        "model": str(options.model),
+        "training": str(training),
+        "left": half,
+        "rounds": EFFORT.rounds,
+        "epochs": EFFORT.epochs,
+        "last": EFFORT.last,
+        "out": str(options.work / "torch-pruning.onnx"),
+    }
+
+
+def _arrays(bench: Bench, path: Path) -> Path:
+    """Write the training samples as arrays, padded to one length, for a process that knows no edgekit."""
+    samples = bench.data.training
+    rows = [samples.sample(index) for index in range(len(samples))]
+    assert samples.labels is not None
+    padded = {
+        name: np.stack([np.pad(row[name][0], (0, LENGTH - row[name].shape[1])) for row in rows]) for name in rows[0]
+    }
+    np.savez(path, labels=samples.labels, **padded)
+    return path
 
 
 def _data(given: Path, folder: Path, sentences: int, evaluation: int) -> Path:

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import resource
 import shutil
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
 from bench_inputs import ArraySamples, Task, effnet, minilm
+from work_order import Work, answer, cpu
 
 
-def edgekit(task: Task, work: dict[str, Any]) -> dict[str, Any]:
-    """Run the recipe's stages as `edgekit build` does; the last stage is the one that is timed."""
+def edgekit(work: Work) -> Work:
+    """Run the recipe's stages as `edgekit build` does; all but simplifying is timed."""
     from edgekit.artifact import MAIN
     from edgekit.data import Dataset
     from edgekit.exporter import load_exporter
     from edgekit.pipeline import Pipeline
-    from edgekit.plan import Given, make_plan
+    from edgekit.plan import Alternatives, Given, Rounds, make_plan
     from edgekit.profile import load_profile
     from edgekit.recipe import load_recipe
     from edgekit.sources import ingest
     from edgekit.store import Store
 
-    out, profile = Path(work["out"]), load_profile(work["profile"])
+    task, out, profile = given(work), Path(work["out"]), load_profile(work["profile"])
     exporter = load_exporter(profile.runtime)
     nothing = ArraySamples({"x": task.calibration.sample(0)[next(iter(task.calibration.sample(0)))][:0]}, "none")
     data = Dataset(
@@ -54,6 +53,7 @@ def edgekit(task: Task, work: dict[str, Any]) -> dict[str, Any]:
         shutil.copyfile(store.folder(made.id) / MAIN, original)
         used = 0.0
         for entry in plan.entries:
+            assert not isinstance(entry, Rounds | Alternatives)
             started = cpu()
             made = pipeline.run_stage(entry, made)
             print(f"{entry.name}: {cpu() - started:.1f} CPU s", file=sys.stderr)
@@ -63,10 +63,11 @@ def edgekit(task: Task, work: dict[str, Any]) -> dict[str, Any]:
     return {"cpu_seconds": used, "original": str(original), "facts": facts}
 
 
-def onnxruntime(task: Task, work: dict[str, Any]) -> dict[str, Any]:
+def onnxruntime(work: Work) -> Work:
     """Quantize with onnxruntime's own quantizer, in the form that is its best on this model."""
     import onnxruntime.quantization as q
 
+    task = given(work)
     started = cpu()
     if task.name == "minilm":
         q.quantize_dynamic(work["original"], work["out"], per_channel=True, weight_type=q.QuantType.QInt8)
@@ -79,8 +80,15 @@ def onnxruntime(task: Task, work: dict[str, Any]) -> dict[str, Any]:
             per_channel=True,
             activation_type=q.QuantType.QUInt8,
             weight_type=q.QuantType.QInt8,
+            calibrate_method=q.CalibrationMethod[work.get("method", "MinMax")],
         )
     return {"cpu_seconds": cpu() - started, "original": work["original"], "facts": {}}
+
+
+def given(work: Work) -> Task:
+    """Return the model with its work; evaluation is the parent's."""
+    inputs = Path(work["inputs"])
+    return effnet(inputs, 1) if work["task"] == "effnet" else minilm(inputs, Path(work["minilm"]), 1)
 
 
 class _Reader:
@@ -94,20 +102,5 @@ class _Reader:
         return next(self._rows, None)
 
 
-def cpu() -> float:
-    """Return CPU seconds of this process and its children."""
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + children.ru_utime + children.ru_stime
-
-
-def main() -> None:
-    work = json.loads(sys.argv[1])
-    inputs = Path(work["inputs"])
-    task = effnet(inputs, 1) if work["task"] == "effnet" else minilm(inputs, Path(work["minilm"]), 1)
-    told = (edgekit if work["side"] == "edgekit" else onnxruntime)(task, work)
-    told["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps(told))
-
-
 if __name__ == "__main__":
-    main()
+    answer({"edgekit": edgekit, "onnxruntime": onnxruntime})

@@ -1,9 +1,9 @@
 """Quantizers for the HTP side by side: edgekit and AIMET-ONNX, judged on Qualcomm's simulator in one run.
 
-    python benchmarks/quantize_qnn.py --aimet PYTHON [--iterations N] [--only NAME ...]
+    python benchmarks/quantize_qnn.py [--peers DIR] [--iterations N] [--only NAME ...]
 
-PYTHON is the interpreter of a virtual environment of its own with `aimet-onnx==2.42.0 torch==2.13.0`. Without it only
-edgekit's rows are printed. Needs the extra `qnn`.
+DIR is what `python benchmarks/peers/venvs.py DIR --only aimet` built. Without it only edgekit's rows are printed. Needs
+the extra `qnn`.
 
 - models: the depthwise CNN of samples/vision (trained), and a small ViT (seeded, two encoders).
 - both quantizers see the same 64 calibration samples; AIMET with its configuration for the HTP (v75), min-max ranges,
@@ -15,18 +15,25 @@ edgekit's rows are printed. Needs the extra `qnn`.
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
+import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from quantize_measure import MODEL, made
+from venvs import interpreter
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
 
 Feeds = list[dict[str, Any]]
 PROFILE = "snapdragon-8-gen3"
@@ -78,6 +85,7 @@ def by_edgekit(model: onnx.ModelProto, feeds: Feeds, options: dict[str, Any], fo
     equalize = {"precision": options["precision"]}
     for number, (name, chosen) in enumerate([*stages, ("equalize", equalize), ("quantize-int8", options)]):
         place = folder / f"stage{number}"
+        shutil.rmtree(place, ignore_errors=True)
         artifact = onnx_artifact(model, place / "in")
         for part in ("out", "scratch"):
             (place / part).mkdir()
@@ -94,20 +102,23 @@ def by_edgekit(model: onnx.ModelProto, feeds: Feeds, options: dict[str, Any], fo
 
 
 def by_aimet(
-    model: onnx.ModelProto, feeds: Feeds, options: dict[str, Any], folder: Path, python: str, iterations: int
+    model: onnx.ModelProto, feeds: Feeds, options: dict[str, Any], folder: Path, python: Path, iterations: int
 ) -> onnx.ModelProto:
     """Quantize in the peer's own environment."""
+    folder.mkdir(parents=True, exist_ok=True)
     onnx.save(model, folder / "float.onnx")
-    np.savez(folder / "feeds.npz", **{name: np.stack([feed[name] for feed in feeds]) for name in feeds[0]})
-    count = iterations if options["iterations"] is None else options["iterations"]
-    work = {**options, "iterations": count, "folder": str(folder)}
-    subprocess.run(
-        [python, str(Path(__file__).with_name("aimet_child.py")), json.dumps(work)],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+    np.savez(
+        folder / "feeds.npz", allow_pickle=False, **{name: np.stack([f[name] for f in feeds]) for name in feeds[0]}
     )
-    return onnx.load(folder / "aimet.onnx")
+    work = {
+        "way": "htp",
+        "model": str((folder / "float.onnx").resolve()),
+        "calibration": str((folder / "feeds.npz").resolve()),
+        **options,
+        "iterations": iterations if options["iterations"] is None else options["iterations"],
+    }
+    made(folder, HERE / "peers" / "aimet_child.py", work, python)
+    return onnx.load(folder / MODEL)
 
 
 def on_htp(model: onnx.ModelProto, feeds: Feeds, folder: Path) -> list[dict[str, Any]]:
@@ -119,6 +130,7 @@ def on_htp(model: onnx.ModelProto, feeds: Feeds, folder: Path) -> list[dict[str,
     from edgekit.targets import open_target
 
     profile, exporter = load_profile(PROFILE), load_exporter("qnn")
+    shutil.rmtree(folder / "compiled", ignore_errors=True)
     artifact = onnx_artifact(model, folder / "compiled" / "in")
     (folder / "compiled" / "out").mkdir()
     facts = exporter.compile(artifact, folder / "compiled" / "in", profile, folder / "compiled" / "out")
@@ -145,30 +157,40 @@ def decibels(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> flo
     return float(10 * np.log10(sum(float((a**2).sum()) for a, _ in sides) / max(noise, 1e-30)))
 
 
+def ratios(model: onnx.ModelProto, feeds: Feeds, expected: list[dict[str, Any]], folder: Path) -> tuple[float, float]:
+    """Return the dB of a QDQ graph in the simulator and on the CPU."""
+    return decibels(expected, on_htp(model, feeds, folder)), decibels(expected, on_cpu(model, feeds))
+
+
+NETWORKS: dict[str, Callable[[], tuple[onnx.ModelProto, Feeds]]] = {
+    "depthwise CNN": depthwise_cnn,
+    "small ViT": small_vit,
+}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--aimet", help="Python of the peer's virtual environment")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", type=Path, help="folder of the peers' environments")
     parser.add_argument("--iterations", type=int, default=10000, help="AdaRound's steps a layer")
     parser.add_argument("--only", nargs="*", default=[], help="rows")
     options = parser.parse_args()
-    for title, make in (("depthwise CNN", depthwise_cnn), ("small ViT", small_vit)):
+    for title, make in NETWORKS.items():
         model, feeds = make()
         calibration, evaluation = feeds[:CALIBRATION], feeds[CALIBRATION:]
         expected = on_cpu(model, evaluation)
         print(f"\n{title}\n| quantizer | float vs HTP, dB | float vs CPU, dB |\n|---|---|---|", flush=True)
         for name, row in ROWS.items():
-            if (options.only and name not in options.only) or ("aimet" in name and not options.aimet):
+            if (options.only and name not in options.only) or ("aimet" in name and not options.peers):
                 continue
             with tempfile.TemporaryDirectory() as scratch:
                 folder = Path(scratch)
                 if "aimet" in name:
-                    made = by_aimet(model, calibration, row, folder, options.aimet, options.iterations)
+                    python = interpreter(options.peers, "aimet")
+                    quantized = by_aimet(model, calibration, row, folder, python, options.iterations)
                 else:
-                    made = by_edgekit(model, calibration, row, folder)
-                ratios = [
-                    decibels(expected, run) for run in (on_htp(made, evaluation, folder), on_cpu(made, evaluation))
-                ]
-            print(f"| {name} | {ratios[0]:.1f} | {ratios[1]:.1f} |", flush=True)
+                    quantized = by_edgekit(model, calibration, row, folder)
+                htp, cpu = ratios(quantized, evaluation, expected, folder)
+            print(f"| {name} | {htp:.1f} | {cpu:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from edgekit.networks.launched import place
 from edgekit.networks.network import Network, evaluating
 from edgekit.networks.saving import save_network
 from edgekit.networks.student import write_smaller
-from edgekit.networks.train import Forward, Loss, Schedule, Tensors, fit, outputs_of, runner_of
+from edgekit.networks.train import Forward, Loss, Tensors, fit, outputs_of, runner_of
 
 if TYPE_CHECKING:
     import torch
@@ -110,9 +111,7 @@ def _match_features(
         both = _with_projections(runner, matching.projections)
         loss = _loss(matching, guide, mine, theirs)
         base = schedule_of(arguments, network)
-        schedule = Schedule(
-            epochs=epochs, rate=base.rate, patience=base.patience, decay=base.decay, seed=seed, label="features"
-        )
+        schedule = dataclasses.replace(base, epochs=epochs, start_counts=True, label="features")
         fitted = fit(both, feeds, loss, schedule, scratch=Path(arguments["scratch"]) / "features", tell=tell)
     projected = [own for own, _ in matching.pairs if own.replace(".", "/") in matching.projections]
     return {**fitted.facts(), "layers": [list(pair) for pair in matching.pairs], "projected": projected}

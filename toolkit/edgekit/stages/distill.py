@@ -36,15 +36,15 @@ class Distill:
         alpha: share of the teacher's outputs in the loss; the labels get the rest, and nothing without labels.
         layers: student's module -> teacher's module; empty: blocks are matched evenly.
         batch: samples of one step.
-        rate: highest learning rate; 0 takes 0.00005 for models of transformers and 0.0003 for others.
-        patience: epochs without a better held-out loss after which a phase ends.
+        rate: highest learning rate; 0 takes 0.00005 for models of transformers and 0.001 for others.
+        patience: epochs without a better held-out loss than those before after which a phase ends.
         decay: weight decay of matrices and kernels.
         shapes: as in the stage `capture`; taken over from `--shape`.
         dtypes: as in the stage `capture`.
     """
 
     name: ClassVar[str] = "distill"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     takes: ClassVar[frozenset[str]] = frozenset({"torch"})
     makes: ClassVar[str] = "torch"
     needs: ClassVar[frozenset[str]] = frozenset({"data", "training", "original"})
