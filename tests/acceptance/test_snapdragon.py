@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import tarfile
 
 import numpy as np
@@ -61,6 +62,21 @@ def test_one_command_compiles_simulates_predicts_and_packs(name, recipe, tmp_pat
         measure = json.load(archive.extractfile("measure.json"))
     assert measure["context"]["soc_model"] == 57, "the device is told what it is to load"
     assert verify_package(where["out"] / f"model-{PHONE}.edgekit").status != "fail"
+
+
+def test_a_transformer_is_proven_by_as_many_samples_as_the_report_says(tmp_path):
+    model, where = asked("vision_transformer", tmp_path, count=500)
+    asks = {"recipe": "w8a16", "budget": {"max-drop": "10%"}, **where}
+    few = build(model, simulate="5", **asks)
+    assert {check.name: check.status for check in few.checks}["drop"] == "unproven"
+    (told,) = [finding for finding in few.findings if finding.rule == "htp-samples"]
+    number = re.search(r"(\d+) prove a drop of at most 10.00%", told.text)[1]
+    assert told.remedy.startswith(f"--simulate {number}")
+    enough = build(model, simulate=number, **asks)
+    (drop,) = [check for check in enough.checks if check.name == "drop"]
+    assert (drop.status, drop.provenance) == ("pass", "simulated")
+    assert f"{number} simulated" in drop.on
+    assert drop.high <= 0.1
 
 
 def test_what_falls_off_the_htp_ends_the_build_unless_that_is_allowed(tmp_path):
