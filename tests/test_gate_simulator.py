@@ -113,6 +113,15 @@ def test_when_all_samples_are_simulated_they_are_what_is_judged(gate, other):
     assert "CPU against it equal" in told.text
 
 
+def test_the_stand_in_runs_all_samples_once(gate, other, monkeypatch):
+    first, _ = tried(gate, other, Stand(afford=20))
+    monkeypatch.setattr("edgekit.original.run_onnx", lambda *_, **__: pytest.fail("it was run again"))
+    again, _ = tried(gate, other, Stand(afford=20))
+    assert again == first
+    with pytest.raises(pytest.fail.Exception, match="again"):
+        tried(gate, gate.original.artifact, Stand(afford=20))  # of another graph nothing is known
+
+
 def test_latency_is_predicted_and_never_timed(gate, other):
     figures, trial = tried(gate, other, Stand())
     assert figures["latency-p50"].provenance == "predicted"

@@ -122,6 +122,25 @@ def test_one_mask_of_many_layers_leaves_the_scores_of_all_their_steps(how, preci
     assert max(float(scale.max()) for scale in scales) < 1, "no grid reaches to where a mask was"
 
 
+@pytest.mark.parametrize("precision", ["w8a16", "w8a8"])
+def test_what_is_looked_up_in_a_table_lies_on_its_grid(precision, tmp_path):
+    model, _, _, made = quantized("language_encoder", precision, tmp_path)
+    index = GraphIndex(made.graph)
+    gather = next(node for node in made.graph.node if node.op_type == "Gather")
+    table = index.producers[gather.input[0]]
+    assert index.value(table.input[0]).dtype == np.uint8
+    assert index.value(table.input[2]) == 128
+    (quantize,) = index.consumers[gather.output[0]]
+    assert list(quantize.input[1:]) == list(table.input[1:]), "it is only moved"
+    assert not [tensor for tensor in made.graph.initializer if tensor.name not in index.consumers], (
+        "nothing is left over"
+    )
+    words = np.asarray(index.value(table.input[0]), np.float32) - 128
+    words *= index.value(table.input[1])
+    original = next(onnx.numpy_helper.to_array(t) for t in model.graph.initializer if list(t.dims) == list(words.shape))
+    assert np.abs(words - original).max() <= 0.51 * index.value(table.input[1])
+
+
 def test_a_norm_has_its_scale_in_one_step_of_uint8_and_its_bias_in_int32(tmp_path):
     _, _, _, made = quantized("vision_transformer", "w8a16", tmp_path)
     index = GraphIndex(made.graph)

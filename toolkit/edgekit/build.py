@@ -120,7 +120,9 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         if dry_run:
             return _planned(plan)
         keep = shelf.root / "scratch"
-        machine = open_target(place, device, keep=keep, simulate=simulate, listen=listen) if place else None
+        machine = (
+            open_target(place, device, keep=keep, simulate=simulate, threads=threads, listen=listen) if place else None
+        )
         if machine is not None:
             machine.reach()  # an hour of work is not lost to a machine that is off
 

@@ -217,9 +217,7 @@ class Gate:
         every = len(self.original.samples("evaluation"))
         few = self.original.some("evaluation", target.affordable(bundle, self.original.one_feed(), every))
         stand_in = bundle.folder / str(bundle.facts["model"])
-        whole = self.original.compare(
-            "evaluation", run_onnx(stand_in, self.original.feeds("evaluation", "CPU"), threads=self.threads)
-        )
+        whole = self.original.compare_graph(stand_in, "evaluation", "CPU")
         all_run = len(few) == every
         what = Simulated(target.place, all_run, self.original.floats, self.budget.max_drop, lambda: target.seconds_each)
         found, told = judge_simulated(

@@ -101,7 +101,9 @@ def validate(  # noqa: PLR0913 - one keyword per option of the command line
         device = load_profile(profile or "host")
         with (
             Store(store) as shelf,
-            open_target(target, device, keep=shelf.root / "scratch", simulate=simulate, listen=listen) as machine,
+            open_target(
+                target, device, keep=shelf.root / "scratch", simulate=simulate, threads=threads, listen=listen
+            ) as machine,
         ):
             return _model(model, machine, shelf, device, asked, (data, metric, reference, label_map), options)
     if profile or reference:
@@ -113,7 +115,7 @@ def validate(  # noqa: PLR0913 - one keyword per option of the command line
         extracted = extract_package(Path(model), Path(scratch) / "package")
         device = _told(extracted, extracted.package.manifest.profile.values, Profile)
         keep = (store or default_root()) / "scratch"
-        with open_target(target, device, keep=keep, simulate=simulate, listen=listen) as machine:
+        with open_target(target, device, keep=keep, simulate=simulate, threads=threads, listen=listen) as machine:
             load = {"threads": threads, **({"sustained": seconds} if seconds else {})}
             return _package(extracted, machine, asked, (data, metric), load, strict=strict, listen=listen)
 

@@ -16,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edgekit.graphs.calibrate import collect, open_graph
-from edgekit.graphs.edit import GraphIndex, is_standard, opset_of, sort_nodes
+from edgekit.graphs.edit import GraphIndex, is_standard, opset_of, reads, sort_nodes
 from edgekit.graphs.int8_choice import Job
 from edgekit.graphs.int8_masks import lower_masks
 from edgekit.graphs.int8_nodes import pair
 from edgekit.graphs.int8_regions import SAME_GRID
 from edgekit.graphs.int8_search import Search, Trial
+from edgekit.graphs.int8_tables import unsigned_tables
 from edgekit.graphs.int8_write import CONTRIB, WIDE_FROM
 from edgekit.numerics.affine import BOUNDS, Grid, activation_grid, is_dead
 
@@ -112,10 +113,12 @@ class _Completion:
         self.made: list[onnx.NodeProto] = []
         self.constants: dict[tuple[str, str, float | None], tuple[str, float]] = {}
         self.floors: dict[str, float] = {}
+        self.tables: dict[str, tuple[str, str]] = {}
         self.ranges = {name: (meter.low, meter.high) for name, meter in meters.items() if meter.count and meter.finite}
 
     def finished(self) -> onnx.ModelProto:
         self.floors = lower_masks(self.index, self.ranges, self._spans())
+        self._lay_tables()
         for value in self.model.graph.input:
             self._put(value.name)
         for node in list(self.model.graph.node):
@@ -127,6 +130,9 @@ class _Completion:
         self.model.graph.node.extend(self.made)
         sort_nodes(self.model.graph)
         del self.model.graph.value_info[:]
+        used = {name for node in self.model.graph.node for name in reads(node)} | self.index.outputs
+        for tensor in [tensor for tensor in self.model.graph.initializer if tensor.name not in used]:
+            self.model.graph.initializer.remove(tensor)  # constants whose form on a grid is read instead
         return self.model
 
     def _known_grids(self) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -137,6 +143,12 @@ class _Completion:
                 if point is not None and point.size == 1 and point.dtype.name == self.dtype:
                     self._values[node.input[1]] = float(np.asarray(self.index.value(node.input[1])).reshape(()))
                     yield node.output[0], (node.input[1], node.input[2])
+
+    def _lay_tables(self) -> None:
+        """Let what is looked up in a table of bytes lie on the table's own grid first, whatever activations have."""
+        for node, scale in unsigned_tables(self.model.graph, self.index):
+            self._values[node.input[1]] = scale
+            (self.grids if self.dtype == "uint8" else self.tables)[node.output[0]] = (node.input[1], node.input[2])
 
     def _put(self, name: str) -> None:
         """Put a tensor on a grid: those who read it as float read what lies on the grid."""
@@ -151,7 +163,8 @@ class _Completion:
         if is_dead(low, high):
             low, high = 0.0, _DEAD_RANGE
         maker = self.index.producers.get(name)
-        grid = self.grids.get(maker.input[0]) if maker is not None and maker.op_type in SAME_GRID else None
+        moves = maker is not None and (maker.op_type in SAME_GRID or maker.op_type == "Gather")
+        grid = self.grids.get(maker.input[0]) if maker is not None and moves else None
         grid = grid or self._parameters(activation_grid(low, high, self.dtype, symmetric=False), name)
         users = [node for node in self.index.consumers.get(name, []) if not is_q(node)]
         if name in self.index.outputs:
@@ -166,6 +179,10 @@ class _Completion:
             for node in users:
                 _rename(node.input, name, result)
         self.grids[result] = grid
+        table = self.tables.get(maker.input[0]) if maker is not None and maker.op_type == "Gather" else None
+        if table is not None and name not in self.index.outputs:
+            raw, source = self.index.fresh_name(name + "_bytes"), self.index.fresh_name(name + "_looked_up")
+            self.made += pair(name + "_table", name, raw, source, table, domain="")
         integers = self.index.fresh_name(name + "_integers")
         self.made += pair(name + "_rest", source, integers, result, grid, domain=self.domain)
 

@@ -23,6 +23,7 @@ def open_target(
     *,
     keep: Path | None = None,
     simulate: str | None = None,
+    threads: int = 1,
     listen: events.Listener = events.ignore,
 ) -> Target:
     """Return the target of a URL, not yet connected.
@@ -33,6 +34,7 @@ def open_target(
         keep: the folder (the store's `scratch`) that holds the outputs of an evaluation's finished chunks until it has
             ended, so that the same command goes on after a kill; None: they are not kept.
         simulate: how much a simulator runs: `500` samples, or what `10m` of a core are enough for.
+        threads: how many samples a simulator runs at a time.
         listen: gets what a device tells of long work (an engine that is built, a load that is kept up), from another
             thread.
 
@@ -42,7 +44,7 @@ def open_target(
     """
     if url == htp_sim.URL:
         effort = parse_effort(simulate, "simulate") if simulate else Effort()
-        return htp_sim.HtpSimTarget(profile, effort, keep=keep)
+        return htp_sim.HtpSimTarget(profile, effort, keep=keep, threads=threads)
     if simulate:
         raise UsageError(
             f"'{simulate}', and {url} is no simulator: all samples run there",

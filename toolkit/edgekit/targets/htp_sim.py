@@ -6,7 +6,11 @@ import importlib.metadata
 import importlib.util
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,6 +42,24 @@ _FEEDS = "feeds.npz"
 _ENGINE = "htp"
 
 
+@dataclass(frozen=True)
+class _Chunk:
+    """Outputs of some feeds in a file, of a child that took so many CPU seconds for so many of them; 0 when kept."""
+
+    scratch: tempfile.TemporaryDirectory[str]
+    outputs: Path
+    keys: list[dict[str, str]]
+    seconds: float
+    ran: int
+
+    def read(self, spent: list[float]) -> Iterator[Feed]:
+        """Yield the outputs one by one; the files go away after the last. Seconds and samples are added to `spent`."""
+        spent[0] += self.seconds
+        spent[1] += self.ran
+        with self.scratch:
+            yield from read_outputs(self.outputs, self.keys)
+
+
 def is_installed() -> bool:
     """Say whether the simulator is there (the extra `qnn`); it is not imported."""
     return importlib.util.find_spec("onnxruntime_qnn") is not None
@@ -59,13 +81,16 @@ class HtpSimTarget:
         seconds_each: CPU seconds that a sample took; 0 before one has run.
     """
 
-    def __init__(self, profile: Profile, effort: Effort | None = None, *, keep: Path | None = None) -> None:
+    def __init__(
+        self, profile: Profile, effort: Effort | None = None, *, keep: Path | None = None, threads: int = 1
+    ) -> None:
         """Take the profile whose SoC is simulated.
 
         Args:
             profile: of a Qualcomm SoC.
             effort: how many samples, or how long; default: `SECONDS`.
             keep: the folder that holds the outputs of chunks, so that none is simulated twice; None: they are not kept.
+            threads: how many children simulate at a time, each with one thread.
 
         Raises:
             TargetError: the simulator is not installed.
@@ -77,6 +102,7 @@ class HtpSimTarget:
         self.seconds_each = 0.0
         self._effort = effort or Effort()
         self._keep = keep
+        self._threads = threads
         self._soc = profile.settings.get("htp", {}).get("soc_model")
         if self._soc is None:
             raise UnsupportedError(
@@ -139,27 +165,38 @@ class HtpSimTarget:
             TargetError: the simulator ran out of memory or time.
         """
         kept = Kept(self._keep, self._identity(bundle) if self._keep is not None else {})
-        cpu, ran, count = 0.0, 0, 0
-        for chunk in _growing(feeds):
-            count += 1
-            with tempfile.TemporaryDirectory(prefix="edgekit-sim-") as scratch:
-                inputs = Path(scratch, _FEEDS)
-                inputs.write_bytes(encode_feeds(chunk))
-                name = sha256_file(inputs)[:32]
-                outputs, known = kept.find(name, _ENGINE), True
-                if outputs is None:
-                    known = False
-                    result = self._infer(bundle, Path(scratch))
-                    cpu, ran = cpu + float(result["cpu_seconds"]), ran + len(chunk)
-                    outputs = Path(scratch, result["outputs"][0])
-                keys = check_outputs(outputs, len(chunk), self.url)
-                if not known:
-                    kept.keep(name, _ENGINE, outputs)
-                yield from read_outputs(outputs, keys)
-        self.seconds_each = cpu / ran if ran else self.seconds_each
+        stop, waiting, spent, count = threading.Event(), deque[Future[_Chunk]](), [0.0, 0.0], 0
+        pool = ThreadPoolExecutor(self._threads)
+        try:
+            for chunk in _growing(feeds, self._threads):
+                count += 1
+                waiting.append(pool.submit(self._simulated, bundle, chunk, kept, stop.is_set))
+                if len(waiting) >= self._threads:
+                    yield from waiting.popleft().result().read(spent)
+            while waiting:
+                yield from waiting.popleft().result().read(spent)
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+        self.seconds_each = spent[0] / spent[1] if spent[1] else self.seconds_each
         if kept.found:
             text = f"outputs of {kept.found} of {count} chunks come from an earlier run of the same binary"
             self.findings.append(Finding(severity="note", node=self.url, rule="target-resumed", text=text))
+
+    def _simulated(self, bundle: Bundle, feeds: list[Feed], kept: Kept, stop: Callable[[], bool]) -> _Chunk:
+        """Simulate some feeds in a child, unless what they give is kept."""
+        scratch = tempfile.TemporaryDirectory(prefix="edgekit-sim-")
+        inputs = Path(scratch.name, _FEEDS)
+        inputs.write_bytes(encode_feeds(feeds))
+        name = sha256_file(inputs)[:32]
+        outputs, seconds, ran = kept.find(name, _ENGINE), 0.0, 0
+        if outputs is not None:
+            return _Chunk(scratch, outputs, check_outputs(outputs, len(feeds), self.url), seconds, ran)
+        result = self._infer(bundle, Path(scratch.name), stop)
+        outputs = Path(scratch.name, result["outputs"][0])
+        keys = check_outputs(outputs, len(feeds), self.url)
+        kept.keep(name, _ENGINE, outputs)
+        return _Chunk(scratch, outputs, keys, float(result["cpu_seconds"]), len(feeds))
 
     def measure(
         self, bundle: Bundle, feed: Feed, *, runs: int, threads: int, sustained: float = 0
@@ -199,9 +236,9 @@ class HtpSimTarget:
             "runner": {path.name: sha256_file(path) for path in runner_files()},
         }
 
-    def _infer(self, bundle: Bundle, scratch: Path) -> dict[str, Any]:
+    def _infer(self, bundle: Bundle, scratch: Path, stop: Callable[[], bool] | None = None) -> dict[str, Any]:
         """Simulate the feeds in a folder."""
-        return self._start("infer", self._job(bundle) | {"inputs": [_FEEDS], "outputs": "out"}, scratch)
+        return self._start("infer", self._job(bundle) | {"inputs": [_FEEDS], "outputs": "out"}, scratch, stop)
 
     def _job(self, bundle: Bundle) -> dict[str, Any]:
         context = bundle.facts.get("context")
@@ -223,16 +260,23 @@ class HtpSimTarget:
             "threads": 1,
         }
 
-    def _start(self, command: str, job: dict[str, Any], scratch: Path) -> dict[str, Any]:
+    def _start(
+        self, command: str, job: dict[str, Any], scratch: Path, stop: Callable[[], bool] | None = None
+    ) -> dict[str, Any]:
         try:
-            return run_job(command, job, scratch, timeout=_TIMEOUT)
+            return run_job(command, job, scratch, timeout=_TIMEOUT, stop=stop)
         except IntegrityError as error:
             remedy = "Parts of it may run on the CPU (--allow-fallback): the simulator runs what is on the HTP alone."
             raise UnsupportedError(error.text, where=URL, remedy=remedy) from error
 
 
-def _growing(feeds: Iterable[Feed]) -> Iterator[list[Feed]]:
-    """Yield feeds in lists that grow: starting a child for few cheap samples would cost more than these."""
+def _growing(feeds: Iterable[Feed], children: int) -> Iterator[list[Feed]]:
+    """Yield feeds in lists that grow: starting a child for few cheap samples would cost more than these.
+
+    Args:
+        feeds: all of them.
+        children: how many run at a time, and share what is left.
+    """
     rest, size, done = iter(feeds), AT_ONCE, 0
     while True:
         before = done
@@ -241,4 +285,4 @@ def _growing(feeds: Iterable[Feed]) -> Iterator[list[Feed]]:
             yield chunk
         if done == before:
             return
-        size = done
+        size = max(AT_ONCE, done // children)
