@@ -18,6 +18,7 @@ from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.graphs.learned import write_learned
 from edgekit.networks.graph_floats import start_between
 from edgekit.networks.graph_module import graph_module
+from edgekit.networks.graph_ops import OPERATORS
 from edgekit.networks.oscillation import watch
 from edgekit.stage import Context, Inputs
 from edgekit.stages.quantize_aware_train import QuantizeAwareTrain, _mismatches
@@ -189,6 +190,27 @@ def test_the_module_computes_what_the_runtime_computes(kind, dialect, stage, sca
         if values.dtype == np.int8:
             looked_up = weight.name.startswith("table")  # no product, so all 8 bits
             assert np.abs(values.astype(int)).max() <= (127 if looked_up else 2 ** (bits - 1) - 1)
+
+
+def test_activations_that_lie_between_two_integers_round_as_the_kernel_rounds_them():
+    """Products with codes in blocks at accuracy level 4: inputs at half steps of their block, whatever its largest."""
+    rng = np.random.default_rng(0)
+    most = rng.uniform(0.5, 4.0, (400, 2, 1)).astype(np.float32)
+    x = (most * (2 * rng.integers(-127, 127, (400, 2, 32)) + 1.0) / 254).astype(np.float32)
+    x[..., :1] = most
+    codes, scales = rng.integers(0, 256, (16, 2, 16)).astype(np.uint8), rng.uniform(0.1, 1, 32).astype(np.float32)
+    constants = {"codes": codes, "scales": scales}
+    node = helper.make_node(
+        "MatMulNBits", ["x", "codes", "scales"], ["y"], domain="com.microsoft", K=64, N=16, bits=4, block_size=32,
+        accuracy_level=4,
+    )  # fmt: skip
+    model = _model([node], [("x", TensorProto.FLOAT, [400, 64])], "y", [400, 16], constants)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    wanted = opened(model).run(None, {"x": x.reshape(400, 64)})[0]
+    unpacked = np.stack([codes & 15, codes >> 4], -1).reshape(16, 2, 32).astype(np.float32)
+    given = [torch.from_numpy(value) for value in (x.reshape(400, 64), unpacked, scales)]
+    found = OPERATORS["MatMulNBits"](given, {"K": 64, "bits": 4, "block_size": 32, "accuracy_level": 4})
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
 def disturb(module):

@@ -64,15 +64,31 @@ def held_against(path: Path, kept: Path, *, optimize: bool) -> dict[str, Any]:
         itself node by node, which says how much of the difference rounding alone makes of other orders of summation.
     """
     rows = _read(kept)
-    session = open_session(path, optimize=optimize)
+    session = _as_deployed(path, fused=True) if optimize else open_session(path)
     found = [session.run(list(outputs), feed) for feed, outputs in rows]
     wanted = [list(outputs.values()) for _, outputs in rows]
     same, positions = _equal_decisions(wanted, found)
     told = {"samples": len(rows), "sqnr_db": _ratio(wanted, found), "argmax": round(same / max(positions, 1), 5)}
     if not optimize:
         return told
-    plain = open_session(path, optimize=False)
+    plain = _as_deployed(path, fused=False)
     return told | {"runtime_db": _ratio([plain.run(list(outputs), feed) for feed, outputs in rows], found)}
+
+
+def _as_deployed(path: Path, *, fused: bool) -> Any:
+    """Open a session as it is opened on a device, with weights packed for the kernels, which decides how they round.
+
+    Not fused, constants are folded all the same: products of packed weights compute nonsense from scales that are not
+    constant.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if fused else levels.ORT_ENABLE_BASIC
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def _ratio(wanted: list[list[Array]], found: list[list[Array]]) -> float:

@@ -105,7 +105,9 @@ def in_blocks(x: torch.Tensor, block: int) -> torch.Tensor:
     width = x.shape[-1]
     padded = functional.pad(x, (0, -width % block))
     parts = padded.reshape(*padded.shape[:-1], -1, block)
-    scale = parts.detach().abs().amax(-1, keepdim=True) / _MOST
-    scale = scale + (scale == 0)
-    found: torch.Tensor = (round_straight(parts / scale) * scale).flatten(-2)[..., :width]
+    most = parts.detach().abs().amax(-1, keepdim=True)
+    most = most + (most == 0)
+    # the kernel multiplies by 127 / most: a division rounds ties otherwise, as does torch's own 127 * (1 / most)
+    counts = round_straight(parts * (most.new_full((), _MOST) / most))
+    found: torch.Tensor = (counts * (most / _MOST)).flatten(-2)[..., :width]
     return found
