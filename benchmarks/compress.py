@@ -8,8 +8,9 @@ Run in the root of the repository. DIR of `--work` keeps the store: a run that w
 
 - vision: a depthwise CNN of 21 MMACs on Fashion-MNIST (see samples/vision); text: a BERT classifier at 32 tokens (see
   samples/text). Every training sees the same samples; accuracy is on samples that none has seen.
-- epochs: pruning takes 4 rounds of 3 epochs, ours and Torch-Pruning's; quantization-aware training as many for both.
-- scratch: the pruned network from random numbers, for the epochs of the original and of the rounds together.
+- epochs: pruning takes rounds of some epochs and a longer training at the end (see `Effort`), ours and Torch-Pruning's;
+  quantization-aware training as many for both.
+- scratch: the pruned network from random numbers, for the epochs of the original and of all that ours saw together.
 - latency: CPU milliseconds of one thread of onnxruntime, float models, median over turns of all candidates.
 - drop: points of accuracy below the original, with the standard error of the paired difference.
 """
@@ -41,7 +42,6 @@ from edgekit.profile import load_profile
 from edgekit.sources import ingest, read_data
 from edgekit.store import Store
 
-ROUNDS, EPOCHS = 4, 3
 QAT_EPOCHS = 3
 BATCH, TURNS = 32, 15
 
@@ -59,6 +59,32 @@ class Row:
     right: Flags
     epochs: float = 0
     latency: dict[int, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How a network is brought to half of its multiply-accumulates.
+
+    Attributes:
+        rounds: of pruning.
+        epochs: of training after each.
+        features: epochs before these in which distillation matches features.
+        last: epochs at the end.
+    """
+
+    rounds: int
+    epochs: int
+    features: int
+    last: int
+
+    @property
+    def ratio(self) -> float:
+        """What a round takes."""
+        return 1 - 0.5 ** (1 / self.rounds)
+
+    def trained(self, *, features: bool) -> int:
+        """Return the epochs of all together."""
+        return self.rounds * (self.epochs + self.features * features) + self.last
 
 
 class Bench:
@@ -181,36 +207,38 @@ def numbers(path: Path) -> int:
     return sum(int(np.prod(tensor.dims)) for tensor in load_model(path).graph.initializer if tensor.dims)
 
 
-def rounds(bench: Bench, network: Artifact, ratio: float, train: str | None, **options: Any) -> list[Artifact]:
-    """Prune in rounds, training after each; return the network after every round."""
-    found = []
-    for _ in range(ROUNDS):
-        network = bench.stage("prune-channels", network, ratio=ratio, of="macs")
+def rounds(bench: Bench, effort: Effort, train: str | None, **options: Any) -> Artifact:
+    """Prune in rounds, training after each and longer at the end."""
+    network = bench.source
+    for _ in range(effort.rounds):
+        network = bench.stage("prune-channels", network, ratio=effort.ratio, of="macs")
         if train:
-            network = bench.stage(train, network, epochs=EPOCHS, **options)
-        found.append(network)
-    return found
+            network = bench.stage(train, network, epochs=effort.epochs, **options)
+    if train:
+        network = bench.stage(train, network, epochs=effort.last, **dict.fromkeys(options, 0))
+    return network
 
 
-def halved(bench: Bench, ratio: float) -> Artifact:
+def halved(bench: Bench, effort: Effort) -> Artifact:
     """Prune to half of the work: alone, with fine-tuning, with distillation; return the last."""
-    bare = rounds(bench, bench.source, ratio, None)
-    bench.add("pruned, not trained", bench.graph(bare[-1]))
-    tuned = rounds(bench, bench.source, ratio, "finetune")
-    bench.add("pruned, fine-tuned", bench.graph(tuned[-1]), ROUNDS * EPOCHS)
-    taught = rounds(bench, bench.source, ratio, "distill", feature_epochs=1)
-    bench.add("pruned, distilled", bench.graph(taught[-1]), ROUNDS * (EPOCHS + 1))
-    return taught[-1]
+    bench.add("pruned, not trained", bench.graph(rounds(bench, effort, None)))
+    tuned = rounds(bench, effort, "finetune")
+    bench.add("pruned, fine-tuned", bench.graph(tuned), effort.trained(features=False))
+    taught = rounds(bench, effort, "distill", feature_epochs=effort.features)
+    bench.add("pruned, distilled", bench.graph(taught), effort.trained(features=True))
+    return taught
 
 
-def quantized(bench: Bench, graph: Artifact, name: str, bits: int = 8, **options: Any) -> tuple[float, float]:
+def quantized(
+    bench: Bench, graph: Artifact, name: str, bits: int = 8, epochs: int = QAT_EPOCHS, **options: Any
+) -> tuple[float, float]:
     """Quantize after training, then train; return both accuracies in points."""
     made = bench.stage(f"quantize-int{bits}", graph, **options)
     bench.add(name, made)
-    trained = bench.stage("quantize-aware-train", made, epochs=QAT_EPOCHS, learn_scales=bits == 8)
+    trained = bench.stage("quantize-aware-train", made, epochs=epochs, learn_scales=bits == 8)
     matches = trained.lineage[-1].facts["qat"]["matches"]
     say(f"  {name}: trained and written differ by {matches}")
-    bench.add(f"{name}, QAT", trained, QAT_EPOCHS)
+    bench.add(f"{name}, QAT", trained, epochs)
     return bench.accuracy(name), bench.accuracy(f"{name}, QAT")
 
 

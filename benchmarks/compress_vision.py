@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.compress import EPOCHS, QAT_EPOCHS, ROUNDS, Bench, goal, halved, peer, quantized, say
+from benchmarks.compress import QAT_EPOCHS, Bench, Effort, goal, halved, peer, quantized, say
 from edgekit.artifact import Artifact
 from edgekit.exporter import load_exporter
 from edgekit.profile import load_profile
@@ -18,8 +18,7 @@ from edgekit.store import Store
 
 CALIBRATION, EVALUATION = 512, 5000
 SHAPE = {"x": (1, 28, 28)}
-HALF = 1 - 0.5 ** (1 / ROUNDS)
-"""What a round takes so that half of the multiply-accumulates are gone after the last."""
+EFFORT = Effort(rounds=4, epochs=3, features=1, last=6)
 
 PREPROCESSING = """kind = "image"
 input = "x"
@@ -41,20 +40,20 @@ def vision(options: argparse.Namespace, shelf: Store) -> Bench:
     bench = Bench(shelf, "python:benchmarks.compress_net:build", weights, data, SHAPE)
     original = bench.add("original", bench.graph(bench.source), options.epochs)
 
-    network = halved(bench, HALF)
+    network = halved(bench, EFFORT)
     best = bench.graph(network)
     half = bench.rows[-1].macs / original.macs
     quantized(bench, best, "distilled, int8")
     after, learned = _coarse(bench, best)
     if options.peers:
         told = peer(options, _work(data, weights, "prune", half, options.work / "torch-pruning.onnx"))
-        bench.judge("Torch-Pruning, fine-tuned", Path(told["path"]), ROUNDS * EPOCHS)
+        bench.judge("Torch-Pruning, fine-tuned", Path(told["path"]), EFFORT.trained(features=False))
         folder = shelf.folder(network.id)
         work = _work(data, weights, "qat", half, options.work / "torch-qat.npz")
         told = peer(options, {**work, "folder": str(folder), "evaluation": str(data / "evaluation.npz")})
         _say_peer_qat(Path(told["path"]))
 
-    total = options.epochs + ROUNDS * EPOCHS
+    total = options.epochs + EFFORT.trained(features=True)
     scratch = []
     for seed in range(options.seeds):
         name = f"same network from scratch, seed {seed}"
@@ -99,8 +98,9 @@ def _work(data: Path, weights: Path, what: str, half: float, out: Path) -> dict[
         "weights": str(weights),
         "training": str(data / "training.npz"),
         "left": half,
-        "rounds": ROUNDS,
-        "epochs": EPOCHS if what == "prune" else QAT_EPOCHS,
+        "rounds": EFFORT.rounds,
+        "epochs": EFFORT.epochs if what == "prune" else QAT_EPOCHS,
+        "last": EFFORT.last,
         "out": str(out),
     }
 

@@ -1,11 +1,13 @@
 """The latency model for Snapdragons: fitted on published measurements, its errors with the models held out.
 
-    PYTHONPATH=exporters python benchmarks/snapdragon.py [--write]
+    PYTHONPATH=toolkit:exporters python benchmarks/snapdragon.py [--write]
 
 Qualcomm's compiler estimates the time of a graph for a few SoCs, IQ-9075 (SoC 77) among them, and for no phone. From
-there a law per device and precision leads on: the log of a device's time is a weighted sum of terms of IQ-9075's time
-and the number of operators (`edgekit_exporters.qnn.chain`), fitted by least absolute deviations on what both ran in
-Qualcomm's AI Hub (benchmarks/aihub). Which terms are used is chosen by cross-validation, and the error of the whole,
+there a law per device and precision leads on: the log of a device's time is a weighted sum of terms of IQ-9075's time,
+the number of operators, that of weights and who compiled it (`edgekit_exporters.qnn.chain`), fitted by least absolute
+deviations on what both ran in Qualcomm's AI Hub (benchmarks/aihub). Where the number of weights is not published, the
+one that goes with time and operators stands for it; no time is further from IQ-9075's than those of all but 1 % of the
+networks either way. Which terms are used is chosen by cross-validation, and the error of the whole,
 that choice included, by another one around it: no component or runtime of a model is in the fit, or had a say in the
 choice, that predicts it. Intervals are as wide as errors are for networks alike: residuals are divided by a scale that
 depends on the same terms (normalized conformal prediction: Papadopoulos, Gammerman, Vovk 2008). They are held against
@@ -28,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgekit_exporters.qnn.chain import FORMS, terms
+from edgekit_exporters.qnn.chain import FORMS, SPREAD, Seen, terms
 
 HERE = Path(__file__).parent
 DATA = HERE / "aihub" / "perf.csv"
@@ -63,6 +65,13 @@ ROUNDS = 3
 """Divisions into folds over which forms are compared: one alone is luck to a good part."""
 SHRINK = 0.1
 """How far the scale of errors is drawn to one for all networks, as a share of their number."""
+RIDGE = 1e-3
+"""How far weights are drawn to 0, as a share of the number of rows: cubes of the same few numbers are much alike."""
+ALL_BUT = 0.99
+"""Quantile of the ratios of a device's times to IQ-9075's beyond which none is predicted."""
+LEAST_DEVIATION = 1e-2
+"""Residuals below it weigh alike: clocks are not better than that."""
+BY_ONNXRUNTIME = ("onnx", "precompiled_qnn_onnx")
 FLOOR = 0.01
 """Errors below it count as this large when their scale is fitted: logs of chance hits are no use."""
 GAIN = 0.03
@@ -72,40 +81,78 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Pairs:
-    """What both devices ran: models, IQ-9075's ms and operators, the natural log of the device's ms."""
+    """What both devices ran: models, the terms of each form, the natural logs of IQ-9075's ms and the device's."""
 
     models: npt.NDArray[np.str_]
-    ms: Floats
-    operators: Floats
+    tables: dict[str, Floats]
+    base: Floats
     log: Floats
 
     def part(self, chosen: npt.NDArray[np.bool_]) -> Pairs:
         """Return some of the rows."""
-        return Pairs(self.models[chosen], self.ms[chosen], self.operators[chosen], self.log[chosen])
-
-    def table(self, form: str) -> Floats:
-        """Return the terms of each row."""
-        return np.array([terms(form, ms, int(count)) for ms, count in zip(self.ms, self.operators, strict=True)])
+        tables = {form: table[chosen] for form, table in self.tables.items()}
+        return Pairs(self.models[chosen], tables, self.base[chosen], self.log[chosen])
 
 
 def pairs(rows: list[dict[str, str]], device: str, precision: str) -> Pairs:
     kept = [row for row in rows if row["precision"] == precision and row[BASE] and row[device]]
-    columns = [[float(row[name]) for row in kept] for name in (BASE, "layers", device)]
+    seen = [
+        Seen(
+            ms=float(row[BASE]),
+            operators=int(row["layers"]),
+            parameters=count,
+            by_onnxruntime=row["runtime"] in BY_ONNXRUNTIME,
+        )
+        for row, count in zip(kept, parameters(kept), strict=True)
+    ]
+    tables = {form: np.array([terms(form, one) for one in seen]) for form in FORMS}
     models = np.array([row["model"] for row in kept])
-    return Pairs(models, np.array(columns[0]), np.array(columns[1]), np.log(columns[2]))
+    base = np.log([one.ms for one in seen])
+    return Pairs(models, tables, base, np.log([float(row[device]) for row in kept]))
+
+
+def parameters(rows: list[dict[str, str]]) -> list[float]:
+    """Return each row's number of weights; where none is published the one that goes with its time and operators."""
+    known = np.array([bool(row["parameters"]) for row in rows])
+    if not known.any():
+        return [1.0] * len(rows)
+    told = np.array([float(row["parameters"] or 1) for row in rows])
+    table = np.array([[1.0, math.log(float(row[BASE])), math.log(float(row["layers"]))] for row in rows])
+    usual = np.exp(table @ np.linalg.lstsq(table[known], np.log(told[known]), rcond=None)[0])
+    return [float(value) for value in np.where(known, told, usual)]
+
+
+@dataclass(frozen=True)
+class Law:
+    """A fitted law: weights of a form's terms, and between what the log of the device's time over IQ-9075's may be."""
+
+    form: str
+    weights: Floats
+    ratios: tuple[float, float]
+
+    def of(self, data: Pairs) -> Floats:
+        """Return the predicted log of each row's ms."""
+        found: Floats = data.base + (data.tables[self.form] @ self.weights - data.base).clip(*self.ratios)
+        return found
+
+
+def fit(data: Pairs, form: str) -> Law:
+    least, most = np.quantile(data.log - data.base, (1 - ALL_BUT, ALL_BUT))
+    return Law(form, least_deviations(data.tables[form], data.log), (float(least), float(most)))
 
 
 def least_deviations(table: Floats, log: Floats) -> Floats:
     """Fit by least absolute deviations, by reweighted least squares: a few odd measurements do not pull it."""
     middle, spread = table.mean(axis=0), table.std(axis=0)
     middle[0], spread[0] = 0.0, 1.0  # the constant term
-    even = (table - middle) / spread
+    even = (table - middle) / np.where(spread > 0, spread, 1.0)
+    ridge = np.diag([0.0] + [RIDGE * len(log)] * (table.shape[1] - 1))
     weights = np.ones(len(log))
     for _ in range(40):
         weighted = even * weights[:, None]
-        found = np.linalg.solve(even.T @ weighted, weighted.T @ log)
-        weights = 1 / np.maximum(np.abs(log - even @ found), 1e-3)
-    found /= spread
+        found = np.linalg.solve(even.T @ weighted + ridge, weighted.T @ log)
+        weights = 1 / np.maximum(np.abs(log - even @ found), LEAST_DEVIATION)
+    found /= np.where(spread > 0, spread, 1.0)
     found[0] -= found[1:] @ middle[1:]
     return found
 
@@ -119,11 +166,11 @@ def folds(models: npt.NDArray[np.str_], seed: int) -> npt.NDArray[np.int64]:
 
 def held_out(data: Pairs, form: str, seed: int) -> Floats:
     """Return the residuals of a form, each of a fit that has not seen the model."""
-    table, fold, found = data.table(form), folds(data.models, seed), np.zeros(len(data.log))
+    fold, found = folds(data.models, seed), np.zeros(len(data.log))
     for number in range(FOLDS):
         seen = fold != number
         if not seen.all():
-            found[~seen] = data.log[~seen] - table[~seen] @ least_deviations(table[seen], data.log[seen])
+            found[~seen] = data.log[~seen] - fit(data.part(seen), form).of(data.part(~seen))
     return found
 
 
@@ -145,20 +192,20 @@ def choose(data: Pairs, seed: int) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large errors are for a network: the natural log of it is a weighted sum of the terms of the last form."""
+    """How large errors are for a network: the natural log of it is a weighted sum of the terms of `SPREAD`."""
 
     weights: Floats
     limits: tuple[float, float]
 
     def of(self, data: Pairs) -> Floats:
         """Return each row's scale."""
-        found: Floats = np.exp(data.table(FORMS[-1]) @ self.weights).clip(*self.limits)
+        found: Floats = np.exp(data.tables[SPREAD] @ self.weights).clip(*self.limits)
         return found
 
 
 def fit_scale(data: Pairs, residuals: Floats) -> Scale:
     """Fit the scale by ridge regression on held-out residuals; beyond what was seen it does not go."""
-    table, log = data.table(FORMS[-1]), np.log(np.maximum(np.abs(residuals), FLOOR))
+    table, log = data.tables[SPREAD], np.log(np.maximum(np.abs(residuals), FLOOR))
     middle, spread = table.mean(axis=0), table.std(axis=0)
     middle[0], spread[0] = 0.0, 1.0
     even = (table - middle) / spread
@@ -180,8 +227,7 @@ def nested(data: Pairs) -> tuple[Floats, float, float]:
         seen = fold != number
         inner = data.part(seen)
         form = choose(inner, number + 1)
-        table = data.table(form)
-        found[~seen] = data.log[~seen] - table[~seen] @ least_deviations(table[seen], inner.log)
+        found[~seen] = data.log[~seen] - fit(inner, form).of(data.part(~seen))
         residuals = held_out(inner, form, number + 101)
         scale = fit_scale(inner, residuals)
         low, high = ends(residuals / scale.of(inner))
@@ -201,19 +247,18 @@ def ends(residuals: Floats) -> tuple[float, float]:
 
 def chain_of(data: Pairs) -> tuple[dict[str, Any], str]:
     """Return a device's law at a precision, and its line of the table but for the names."""
-    form = choose(data, 0)
-    weights = least_deviations(data.table(form), data.log)
+    law = fit(data, choose(data, 0))
     residuals, covers, width = nested(data)
     error = error_of(residuals)
     scale = fit_scale(data, residuals)
     low, high = ends(residuals / scale.of(data))
     models = len(set(data.models))
-    text = (
-        f"{len(error):>6}{models:>8}  {form:10}{np.median(error):>8.1%}{error.mean():>8.1%}{covers:>8.0%}{width:>12.0%}"
-    )
-    law = {
-        "form": form,
-        "weights": [round(float(weight), 6) for weight in weights],
+    text = f"{len(error):>6}{models:>8}  {law.form:18}{np.median(error):>8.1%}{error.mean():>8.1%}"
+    text += f"{covers:>8.0%}{width:>12.0%}"
+    facts = {
+        "form": law.form,
+        "weights": [round(float(weight), 6) for weight in law.weights],
+        "ratios": [round(ratio, 4) for ratio in law.ratios],
         "low": round(low, 4),
         "high": round(high, 4),
         "scale": [round(float(weight), 6) for weight in scale.weights],
@@ -221,16 +266,22 @@ def chain_of(data: Pairs) -> tuple[dict[str, Any], str]:
         "rows": len(error),
         "models": models,
         "median_error": round(float(np.median(error)), 4),
-        "from_ms": [round(float(end), 4) for end in (data.ms.min(), data.ms.max())],
-        "operators": [int(data.operators.min()), int(data.operators.max())],
+        "from_ms": [round(end, 4) for end in seen_of(data.base)],
+        "operators": [round(end) for end in seen_of(data.tables["weights"][:, 2])],
+        "parameters": [round(end) for end in seen_of(data.tables["weights"][:, 3])],
     }
-    return law, text
+    return facts, text
+
+
+def seen_of(logs: Floats) -> tuple[float, float]:
+    """Return the least and the greatest of what these are the logs of."""
+    return float(np.exp(logs.min())), float(np.exp(logs.max()))
 
 
 def main(argv: list[str]) -> int:
     with DATA.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    head = f"{'rows':>6}{'models':>8}  {'form':10}{'median':>8}{'mean':>8}{'covers':>8}{'half-width':>12}"
+    head = f"{'rows':>6}{'models':>8}  {'form':18}{'median':>8}{'mean':>8}{'covers':>8}{'half-width':>12}"
     print(f"{'device':34}{'precision':>10}{head}  goal")
     chains: dict[str, Any] = {}
     for device, soc in SOCS.items():

@@ -244,6 +244,43 @@ def weight_in_branch() -> Kind:
     return model, [{"c": np.array(i % 2 == 0), "x": normal(i, 2, 64)} for i in range(4)]
 
 
+def weights_outside_loop() -> Kind:
+    """A Loop that alone reads one weight of the main graph, and two branches that both read another."""
+    body = helper.make_graph(
+        [
+            node("MatMul", ["c", "Wl"], ["m"], name="in_loop"),
+            node("Tanh", ["m"], ["next"]),
+            node("Identity", ["go"], ["going"]),
+        ],
+        "body",
+        [value("i", [], INT64), value("go", [], TensorProto.BOOL), value("c", ["b", 64])],
+        [value("going", [], TensorProto.BOOL), value("next", ["b", 64])],
+    )
+    branches = {}
+    for key, sign in (("then_branch", "Relu"), ("else_branch", "Neg")):
+        product = [node("MatMul", ["l", "Ws"], [key], name=f"in_{key}"), node(sign, [key], [f"of_{key}"])]
+        branches[key] = helper.make_graph(product, key, [], [value(f"of_{key}", ["b", 64])])
+    nodes = [
+        node("Loop", ["times", "", "x"], ["l"], name="loop", body=body),
+        node("If", ["flag"], ["y"], name="iff", **branches),
+    ]
+    constants = {"Wl": normal(22, 64, 64) / 10, "Ws": normal(23, 64, 64) / 10, "times": np.array(3)}
+    inputs = [value("flag", [], TensorProto.BOOL), value("x", ["b", 64])]
+    feeds = [{"flag": np.array(i % 2 == 0), "x": normal(i, 2, 64)} for i in range(6)]
+    return build(nodes, inputs, [value("y", ["b", 64])], constants), feeds
+
+
+def stacked_matrices() -> Kind:
+    nodes = [
+        node("Unsqueeze", ["x", "axes"], ["u"]),
+        node("MatMul", ["u", "W"], ["m"]),
+        node("Relu", ["m"], ["r"]),
+        node("MatMul", ["r", "v"], ["y"]),
+    ]
+    constants = {"axes": np.array([1]), "W": normal(24, 4, 32, 24) / 5, "v": normal(25, 24, 8)}
+    return build(nodes, [value("x", ["b", 5, 32])], [value("y", ["b", 4, 5, 8])], constants), draws(20, x=(2, 5, 32))
+
+
 def recurrent() -> Kind:
     inputs, hidden = 24, 32
     constants = {}
@@ -470,6 +507,8 @@ BOUNDED: dict[str, tuple[Callable[[], Kind], float]] = {
     "Q14 Upsample by 1.5": (lambda: upsample(1.5), 25),
     "Q17 weight behind Cast": (weight_behind_cast, 25),
     "Q22 weight in a branch": (weight_in_branch, 25),
+    "Q22 weights outside a loop": (weights_outside_loop, 25),
+    "stacked matrices": (stacked_matrices, 25),
     "Q23 LSTM and GRU": (recurrent, 20),
     "Q25 Softmax": (softmax_between, 20),
     "Q30 integers for shapes": (integers_for_shapes, 25),

@@ -88,3 +88,22 @@ def test_a_long_log_is_kept_at_its_end(tmp_path):
     ended = run("print('x' * 200_000); print('the end')", tmp_path)
     assert len(ended.log) <= children.LOG_TAIL
     assert ended.last_line == "the end"
+
+
+def test_another_thread_can_end_it(tmp_path):
+    asked = []
+
+    def stop():
+        asked.append(time.monotonic())
+        return len(asked) > 2
+
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    log = tmp_path / "log"
+    ended = run_child(["-c", code], folder=tmp_path, log=log, seconds=300, environment=environment(), stop=stop)
+    assert ended.status is None
+    assert len(asked) >= 3
+    code = "print('done')"
+    ended = run_child(
+        ["-c", code], folder=tmp_path, log=log, seconds=300, environment=environment(), stop=lambda: False
+    )
+    assert (ended.status, ended.last_line) == (0, "done")

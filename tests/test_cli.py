@@ -8,13 +8,14 @@ import inspect
 import json
 
 import pytest
+from rich.console import Console
 
 import edgekit
 from edgekit import cli
 from edgekit import validate as room
 from edgekit.budget import Check
 from edgekit.cli.options import BUDGETS, settle
-from edgekit.cli.printing import verdict_table
+from edgekit.cli.printing import alternatives_table, verdict_table
 from edgekit.config import KEYS
 from edgekit.errors import InputError, TargetError
 from edgekit.result import ErrorReport, Result
@@ -70,7 +71,7 @@ def test_flags_reach_build_by_their_names(built, model, capfd):
         *("--max-drop", "1%", "--latency-p95", "20ms", "--max-size", "5MB", "--max-memory", "1GB", "--energy", "50mJ"),
         *("--teacher", "t", "--weights", "w", "--label-map", "l", "--shape", "x=1x8", "--shape", "z=1", "--sign", "k"),
         *("--seed", "3", "--threads", "2", "--calibration", "64", "--strict", "--allow-fallback", "--allow-partial"),
-        *("--allow-dominated", "--dry-run", "--no-package", "--sustained", "10m"),
+        *("--allow-dominated", "--dry-run", "--no-package", "--sustained", "10m", "--simulate", "300"),
     ]
     assert run("build", model, *flags) == 0
     (call,) = built
@@ -92,6 +93,7 @@ def test_flags_reach_build_by_their_names(built, model, capfd):
         "seed": 3,
         "threads": 2,
         "sustained": "10m",
+        "simulate": "300",
         "calibration": 64,
         "strict": True,
         "allow_fallback": True,
@@ -250,3 +252,15 @@ def test_the_table_says_how_each_value_was_obtained():
     assert "reported only" not in text
     (memory,) = [line for line in text.splitlines() if "memory" in line]
     assert "pass" not in memory, "without a budget nothing was passed"
+
+
+def test_the_alternatives_are_told_with_what_the_simulator_gave(capfd):
+    score = {"within": True, "latency_ms": 1.25, "size": 2000, "drop": 0.001}
+    facts = {"chosen": "fp16", "scores": {"fp16": score | {"simulated_db": 55.1, "simulated": 4}, "int8": score}}
+    Console(width=160).print(alternatives_table(facts | {"refused": {"w8a16": "it is\nrefused"}}))
+    told = capfd.readouterr().out
+    assert "simulator to CPU" in told
+    assert "55.1 dB" in told
+    assert "it is refused" in told
+    Console(width=160).print(alternatives_table({"chosen": "int8", "scores": {"int8": score}, "refused": {}}))
+    assert "simulator" not in capfd.readouterr().out

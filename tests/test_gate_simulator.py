@@ -28,6 +28,7 @@ class Stand:
     """A simulator that runs the graph on the CPU and may add noise: no Qualcomm library in it."""
 
     url, provenance, place = "stand-in", "simulated", "stand-in of a simulator"
+    seconds_each = 2.0
 
     def __init__(self, *, afford=10**6, noise=0.0):
         self.findings, self.afford, self.noise, self.ran = [], afford, noise, 0
@@ -112,6 +113,15 @@ def test_when_all_samples_are_simulated_they_are_what_is_judged(gate, other):
     assert "CPU against it equal" in told.text
 
 
+def test_the_stand_in_runs_all_samples_once(gate, other, monkeypatch):
+    first, _ = tried(gate, other, Stand(afford=20))
+    monkeypatch.setattr("edgekit.original.run_onnx", lambda *_, **__: pytest.fail("it was run again"))
+    again, _ = tried(gate, other, Stand(afford=20))
+    assert again == first
+    with pytest.raises(pytest.fail.Exception, match="again"):
+        tried(gate, gate.original.artifact, Stand(afford=20))  # of another graph nothing is known
+
+
 def test_latency_is_predicted_and_never_timed(gate, other):
     figures, trial = tried(gate, other, Stand())
     assert figures["latency-p50"].provenance == "predicted"
@@ -124,6 +134,25 @@ def test_what_was_not_simulated_widens_the_drop(gate, other):
     assert some["drop"].value == whole["drop"].value
     assert some["drop"].n == 100
     assert some["drop"].high > whole["drop"].high + 0.1, "twenty samples leave 14 % open"
+    assert (some["drop"].on, whole["drop"].on) == (f"{Stand.place}, 20 simulated", Stand.place)
+
+
+def test_how_many_samples_a_proof_takes_is_said(gate, other):
+    def told(budget, candidate=other):
+        _, trial = tried(replace(gate, budget=Budget(max_drop=budget)), candidate, Stand(afford=20))
+        (found,) = [finding for finding in trial.findings if finding.rule == "htp-samples"]
+        return found
+
+    assert "20 of 100 samples were simulated, 2 CPU seconds each" in told(0.5).text
+    assert "adds 13.91% to the bound" in told(0.5).text
+    assert told(0.5).remedy == "", "it is proven"
+    same = gate.original.artifact  # the stand-in on all samples leaves 1 - 0.05^(1/100) = 2.95 % open
+    found = told(0.08, same)
+    assert "58 prove a drop of at most 8.00%, about 116 seconds of a core" in found.text
+    assert found.remedy.startswith("--simulate 58")
+    assert "no part of the samples proves a drop of at most 2.00%" in told(0.02, same).text
+    _, trial = tried(gate, other, Stand())
+    assert not [finding for finding in trial.findings if finding.rule == "htp-samples"], "all were simulated"
 
 
 def test_a_simulator_that_computes_something_else_fails_the_build(gate):
@@ -135,11 +164,13 @@ def test_a_simulator_that_computes_something_else_fails_the_build(gate):
 
 def test_an_alternative_is_tried_on_a_few_samples(gate, other):
     simulator = Stand()
-    replace(gate, simulator=simulator).check_fit(other)
+    assert replace(gate, simulator=simulator).check_fit(other) == {"simulated_db": 200.0, "simulated": FEW}
     assert simulator.ran == FEW
+    near = replace(gate, simulator=Stand(noise=0.01)).check_fit(other)["simulated_db"]
+    assert 25 < near < 60
     with pytest.raises(UnsupportedError, match="computes something else"):
         replace(gate, simulator=Stand(noise=5.0)).check_fit(other)
-    gate.check_fit(other)
+    assert gate.check_fit(other) == {}
 
 
 def test_an_alternative_that_the_runtime_refuses_is_none(gate, other, monkeypatch):

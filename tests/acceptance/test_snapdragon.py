@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import tarfile
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from edgekit.build import build
 from edgekit.errors import UnsupportedError
 from edgekit.package import extract_package
+from edgekit.profile import load_profile
 from edgekit.score import ALIKE
 from edgekit.verify import verify_package
 from htp_networks import ARCHITECTURES, Net
@@ -62,6 +64,21 @@ def test_one_command_compiles_simulates_predicts_and_packs(name, recipe, tmp_pat
     assert verify_package(where["out"] / f"model-{PHONE}.edgekit").status != "fail"
 
 
+def test_a_transformer_is_proven_by_as_many_samples_as_the_report_says(tmp_path):
+    model, where = asked("vision_transformer", tmp_path, count=500)
+    asks = {"recipe": "w8a16", "budget": {"max-drop": "10%"}, **where}
+    few = build(model, simulate="5", **asks)
+    assert {check.name: check.status for check in few.checks}["drop"] == "unproven"
+    (told,) = [finding for finding in few.findings if finding.rule == "htp-samples"]
+    number = re.search(r"(\d+) prove a drop of at most 10.00%", told.text)[1]
+    assert told.remedy.startswith(f"--simulate {number}")
+    enough = build(model, simulate=number, **asks)
+    (drop,) = [check for check in enough.checks if check.name == "drop"]
+    assert (drop.status, drop.provenance) == ("pass", "simulated")
+    assert f"{number} simulated" in drop.on
+    assert drop.high <= 0.1
+
+
 def test_what_falls_off_the_htp_ends_the_build_unless_that_is_allowed(tmp_path):
     net = Net(0)
     x = net.op("Erf", net.linear("x", 12, 12))
@@ -75,6 +92,31 @@ def test_what_falls_off_the_htp_ends_the_build_unless_that_is_allowed(tmp_path):
     assert [f.severity for f in result.findings if f.rule == "qnn-operator-fallback"][:1] == ["error"]
     note = next(check.reason for check in result.checks if check.name == "latency-p50")
     assert "1 nodes on the CPU are not in it" in note
+
+
+DEVICES = (
+    *("snapdragon-888", "snapdragon-8-gen1", "snapdragon-8-gen2", "snapdragon-8-elite", "snapdragon-8-elite-gen5"),
+    *("snapdragon-x-elite", "snapdragon-x2-elite", "qcs6490", "qcm6690", "iq-9075", "sa8775p"),
+)
+"""All but the one that the other tests build for."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+def test_each_snapdragon_gets_its_own_binary_simulated_and_predicted(device, tmp_path):
+    model, where = asked("squeeze_excite", tmp_path, count=24)
+    result = build(model, recipe="int8-fast", simulate="3", **{**where, "profile": device})
+    assert result.exit == 0
+    htp = load_profile(device).settings["htp"]
+    checks = {check.name: check for check in result.checks}
+    assert f"HTP simulator (SoC {htp['soc_model']}," in checks["drop"].on
+    latency = checks["latency-p50"]
+    assert latency.provenance == "predicted"
+    assert latency.low < latency.value < latency.high
+    assert ("roofline" in latency.on) is (htp["estimate"] == "none"), latency.on
+    (extracted,) = where["out"].glob("*.edgekit")
+    facts = extract_package(extracted, tmp_path / "package").variant.facts["context"]
+    assert facts["compatibility"].split(":")[5] == str(htp["soc_model"])
 
 
 @pytest.mark.slow

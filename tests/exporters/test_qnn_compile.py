@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -18,7 +20,7 @@ from edgekit.artifact import sha256_file
 from edgekit.errors import UnsupportedError, UsageError
 from edgekit.exporter import load_exporter
 from edgekit.profile import Graph, load_profile
-from edgekit_exporters.qnn import told
+from edgekit_exporters.qnn import EXAMPLES, told
 from edgekit_exporters.qnn.options import check_options
 from edgekit_exporters.qnn.sanitize import order_gates, plain_gathers
 
@@ -80,6 +82,24 @@ def test_the_example_loads_the_binary_and_falls_back_to_the_graph_for_another_ch
     assert "the package 'v2" in done.stdout
     assert "float32 (1, 10)" in done.stdout
     assert "Build.SOC_MODEL" in (out / "Load.kt").read_text()
+
+
+@pytest.mark.skipif(shutil.which("kotlinc") is None, reason="needs a Kotlin compiler (Debian: kotlin)")
+def test_the_kotlin_example_compiles(tmp_path):
+    example = Path(EXAMPLES, "Load.kt")
+    signatures = sorted(Path(__file__).with_name("kotlin").glob("*.kt"))
+    command = ["kotlinc", "-d", str(tmp_path / "out"), str(example), *map(str, signatures)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "LoadKt.class").is_file()
+
+
+def test_both_examples_look_at_the_same_facts():
+    """What keeps a wrong binary, or a silent CPU, out in one language must do so in the other."""
+    for name in ("load.py", "Load.kt"):
+        text = Path(EXAMPLES, name).read_text(encoding="utf-8")
+        for fact in ("others", "soc", "refused", "compatibility", "model", "disable_cpu_ep_fallback"):
+            assert f'"{fact}"' in text or f".{fact}" in text, (name, fact)
 
 
 @needs_compiler

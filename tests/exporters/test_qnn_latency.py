@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 
 import kinds
@@ -18,6 +20,7 @@ from contract import onnx_artifact
 from edgekit.exporter import load_exporter
 from edgekit.profile import load_profile
 from edgekit_exporters.qnn import latency
+from edgekit_exporters.qnn.chain import FORMS, SPREAD, Seen, terms
 from edgekit_exporters.qnn.context import Context
 from edgekit_exporters.qnn.told import Estimate, Refused
 from htp_networks import Net
@@ -50,6 +53,10 @@ class Told:
         return self.context_of(soc)
 
 
+def initializers(model):
+    return [onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer]
+
+
 def predicted(us, profile, tmp_path, *, precision="", **told):
     artifact = onnx_artifact(kinds.residual_cnn()[0], tmp_path / "in")
     if precision:
@@ -71,12 +78,12 @@ def test_an_estimate_of_the_soc_itself_is_straightened(tmp_path):
 def test_a_phone_is_reached_by_way_of_iq_9075(tmp_path):
     found, desk = predicted(2000, "snapdragon-8-gen3", tmp_path, precision="w8a16")
     law = json.loads(latency.CHAINS.read_text())["chains"]["57"]["precisions"]["w8a16"]
-    ms = np.log(0.909 * 2 + 0.295)
-    parts = [1, ms, np.log(100), ms**2, ms * np.log(100), np.log(100) ** 2][: len(law["weights"])]
-    assert found["latency-p50"].value == pytest.approx(np.exp(np.dot(law["weights"], parts)))
+    weights = sum(array.size for array in initializers(kinds.residual_cnn()[0]))
+    ms = 0.909 * 2 + 0.295
+    log = np.dot(law["weights"], terms(law["form"], Seen(ms=ms, operators=100, parameters=weights)))
+    assert found["latency-p50"].value == pytest.approx(ms * np.exp((log - np.log(ms)).clip(*law["ratios"])))
     assert desk.asked == [77]
     assert "Samsung Galaxy S24" in found["latency-p50"].on
-    assert found["latency-p50"].note == ""
 
 
 def test_a_latency_far_from_all_that_were_published_decides_nothing(tmp_path):
@@ -85,25 +92,49 @@ def test_a_latency_far_from_all_that_were_published_decides_nothing(tmp_path):
 
 
 def test_the_interval_is_as_wide_as_errors_are_for_networks_alike(tmp_path):
-    widths = {}
-    for us, count in ((300, 40), (300, 400), (30_000, 400)):
-        found = predicted(us, "snapdragon-8-elite", tmp_path / f"{us}-{count}", operators=count)[0]["latency-p50"]
-        assert found.low < found.value < found.high
-        widths[us, count] = np.log(found.high / found.low)
+    found = predicted(300, "snapdragon-8-elite", tmp_path, operators=40)[0]["latency-p50"]
+    assert found.low < found.value < found.high
     law = json.loads(latency.CHAINS.read_text())["chains"]["69"]["precisions"]["float"]
     first = latency._native_spread()
-    ms, ops = np.log(0.909 * 0.3 + 0.295), np.log(40)
-    scale = np.exp(np.dot(law["scale"], [1, ms, ops, ms**2, ms * ops, ops**2])).clip(*law["scales"])
+    weights = sum(array.size for array in initializers(kinds.residual_cnn()[0]))
+    parts = terms(SPREAD, Seen(ms=0.909 * 0.3 + 0.295, operators=40, parameters=weights))
+    scale = np.exp(np.dot(law["scale"], parts)).clip(*law["scales"])
     expected = np.hypot(law["low"] * scale, first) + np.hypot(law["high"] * scale, first)
-    assert widths[300, 40] == pytest.approx(expected)
-    assert len(set(widths.values())) == 3
-    assert min(widths.values()) > 2 * first, "never narrower than the first step alone"
+    assert np.log(found.high / found.low) == pytest.approx(expected)
+    networks = [
+        Seen(ms=ms, operators=n, parameters=p) for ms, n, p in ((0.5, 40, 1e6), (0.5, 400, 1e7), (30, 400, 1e8))
+    ]
+    widths = [high - low for low, high in (latency._spreads(seen, law) for seen in networks)]
+    assert len(set(widths)) == 3
+    assert min(widths) > 2 * first, "never narrower than the first step alone"
 
 
 @pytest.mark.parametrize("count", [1, 100_000])
 def test_nor_does_one_of_more_or_fewer_operators(tmp_path, count):
     found, _ = predicted(2000, "snapdragon-8-gen3", tmp_path, operators=count)
     assert f"{count} operators is outside" in found["latency-p50"].note
+
+
+def test_nor_does_one_of_fewer_weights(tmp_path):
+    found, _ = predicted(2000, "snapdragon-8-gen3", tmp_path)
+    assert "weights is outside of what the model was fitted on" in found["latency-p50"].note
+
+
+@pytest.mark.parametrize(("operators", "us"), [(20, 200_000), (3000, 300)])
+def test_no_ratio_to_iq_9075_is_predicted_that_none_had(tmp_path, operators, us):
+    found, _ = predicted(us, "snapdragon-8-elite-gen5", tmp_path, operators=operators)
+    law = json.loads(latency.CHAINS.read_text())["chains"]["87"]["precisions"]["float"]
+    ratio = np.log(found["latency-p50"].value / (0.909e-3 * us + 0.295))
+    assert law["ratios"][0] - 1e-9 <= ratio <= law["ratios"][1] + 1e-9
+
+
+def test_each_form_has_the_terms_of_the_simpler_ones():
+    seen = Seen(ms=2.0, operators=50, parameters=1e6, by_onnxruntime=False)
+    for few, many in itertools.pairwise([form for form in FORMS if "compiler" not in form]):
+        assert terms(many, seen)[: len(terms(few, seen))] == terms(few, seen)
+    here = Seen(ms=2.0, operators=50, parameters=1e6)
+    for form in FORMS:
+        assert (terms(form, seen) != terms(form, here)) == ("compiler" in form)
 
 
 def test_without_a_count_of_operators_nothing_is_predicted(tmp_path):
@@ -114,7 +145,7 @@ def test_without_a_count_of_operators_nothing_is_predicted(tmp_path):
 def test_what_the_estimate_leaves_out_is_said(tmp_path):
     refused = (Refused(node="erf", op="Erf", reason="none"),)
     found, _ = predicted(2000, "snapdragon-8-gen3", tmp_path, refused=refused, missing=3)
-    assert found["latency-p50"].note == "1 nodes on the CPU are not in it; 3 operators have no cost in it"
+    assert found["latency-p50"].note.startswith("1 nodes on the CPU are not in it; 3 operators have no cost in it")
 
 
 def test_float_graphs_have_no_latency_on_a_chip_without_floats(tmp_path):

@@ -11,10 +11,12 @@ from edgekit import events
 from edgekit.errors import InputError
 from edgekit.networks.checkpoint import FILE, unique_state
 from edgekit.networks.feeds import LEAST, Feeds, write_feeds
+from edgekit.networks.finetune import schedule_of
 from edgekit.networks.losses import find_task
 from edgekit.networks.network import Network
 from edgekit.networks.padding import Bucket, joined
-from edgekit.networks.train import Schedule, fit, outputs_of, runner_of
+from edgekit.networks.schedule import Fitted, Schedule, share_of_rate
+from edgekit.networks.train import fit, outputs_of, runner_of
 from house import MemorySamples
 
 
@@ -72,9 +74,9 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path):
     assert not same(first, other)
 
 
-@pytest.mark.parametrize("stop", [1, 13, 40])
-def test_a_killed_training_goes_on_and_ends_where_an_uninterrupted_one_does(tmp_path, stop):
-    whole, wanted = trained(tmp_path, name="whole", epochs=5)
+@pytest.mark.parametrize(("stop", "live"), [(1, False), (13, False), (40, False), (40, True)])
+def test_a_killed_training_goes_on_and_ends_where_an_uninterrupted_one_does(tmp_path, stop, live):
+    whole, wanted = trained(tmp_path, name="whole", epochs=5, live_norms=live)
     left = stop
 
     def kill(_event):
@@ -84,10 +86,10 @@ def test_a_killed_training_goes_on_and_ends_where_an_uninterrupted_one_does(tmp_
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path, name="killed", epochs=5, tell=kill)
+        trained(tmp_path, name="killed", epochs=5, tell=kill, live_norms=live)
     assert (tmp_path / "killed" / FILE).is_file()
     steps = []
-    again, state = trained(tmp_path, name="killed", epochs=5, tell=steps.append)
+    again, state = trained(tmp_path, name="killed", epochs=5, tell=steps.append, live_norms=live)
     assert len(steps) < 5 * 12 or stop == 1
     assert again.facts() == whole.facts()
     assert same(state, wanted)
@@ -115,8 +117,78 @@ def test_it_stops_early_when_held_out_samples_gain_nothing(tmp_path):
     before = {name: value.clone() for name, value in network.module.state_dict().items()}
     schedule = Schedule(epochs=50, rate=0.01, patience=2)
     fitted = fit(runner_of(network), feeds, loss, schedule, scratch=tmp_path / "s", tell=lambda _: None, judge=judge)
-    assert (len(fitted.history), fitted.best) == (3, 0)
+    assert (len(fitted.history), fitted.best) == (4, 0)
     assert same(network.module.state_dict(), before)
+
+
+@pytest.mark.parametrize(
+    ("losses", "stuck"),
+    [
+        ([0.1, 0.7, 0.5, 0.3], False),  # away from the start, and on the way back
+        ([0.1, 0.2, 0.3, 0.4], True),
+        ([0.1, 0.2, 0.3], False),
+        ([0.5, 0.2, 0.3, 0.1], False),
+        ([0.5, 0.1, 0.2, 0.1], True),
+    ],
+)
+def test_the_start_does_not_count_for_patience(losses, stuck):
+    assert Fitted(history=[{"held_out": loss} for loss in losses]).is_stuck(2) is stuck
+
+
+KNOWN = {"held_out": 0.04, "seen": 0.04}
+"""The losses of a model that was trained on all of these samples before."""
+
+
+@pytest.mark.parametrize(
+    ("epochs", "counts", "best", "harmed"),
+    [
+        ([{"held_out": 0.2}, {"held_out": 0.1}], True, 0, False),
+        ([{"held_out": 0.2, "seen": 0.06}, {"held_out": 0.1, "seen": 0.05}], False, 2, False),
+        ([{"held_out": 0.1, "seen": 0.05}, {"held_out": 0.2, "seen": 0.04}], False, 1, False),
+        ([{"held_out": 2.0, "seen": 1.9}, {"held_out": 1.5, "seen": 1.5}], False, 2, True),
+        ([{"held_out": 0.03, "seen": 0.09}], False, 1, False),
+    ],
+)
+def test_a_start_that_knows_the_samples_does_not_compete(epochs, counts, best, harmed):
+    fitted = Fitted(history=[KNOWN if not counts else {"held_out": 0.04}])
+    for row in epochs:
+        fitted.add(row, start_counts=counts)
+    assert (fitted.best, fitted.harmed()) == (best, harmed)
+
+
+def test_training_that_did_harm_leaves_the_model_as_it_was(tmp_path):
+    """The best of the trained epochs, or what came in: to the bit, statistics of batch normalization included."""
+    network = net()
+    before = {name: value.clone() for name, value in network.module.state_dict().items()}
+    losses = iter([0.1, 0.1, 0.1, 0.1, *[5.0, 5.0] * 3])
+
+    def judge(_forward, _batch, _feed, _done):
+        return {"told": torch.tensor(next(losses))}
+
+    feeds = Feeds(write_feeds(samples(), tmp_path / "feeds", events.ignore), seed=0, batch=200)
+    loss = hard(find_task({"output": torch.zeros(4, 2)}, np.zeros(4, np.int64)))
+    schedule = Schedule(epochs=3, rate=0.01, start_counts=False, live_norms=True)
+    fitted = fit(runner_of(network), feeds, loss, schedule, scratch=tmp_path / "s", tell=lambda _: None, judge=judge)
+    assert fitted.best == 0
+    assert [row["seen"] for row in fitted.history][1:] == [5.0] * 3
+    assert same(network.module.state_dict(), before)
+
+
+def test_samples_that_are_seen_are_as_many_as_are_held_out_and_none_of_them(tmp_path):
+    feeds = Feeds(write_feeds(samples(count=205), tmp_path / "feeds", events.ignore), seed=0, batch=16)
+    held, seen = ({sample for batch in plan for sample in batch} for plan in (feeds.held_out(), feeds.seen()))
+    assert len(held) == len(seen) == 20
+    assert not held & seen
+
+
+def test_of_many_samples_256_are_held_out(tmp_path):
+    feeds = Feeds(write_feeds(samples(count=3000), tmp_path / "feeds", events.ignore), seed=0, batch=16)
+    assert (len(feeds.held), len(feeds.trained)) == (256, 2744)
+
+
+def test_the_rate_rises_and_falls_along_a_cosine():
+    shares = [share_of_rate(done) for done in (0.05, 0.1, 0.55, 1.0)]
+    assert shares == pytest.approx([0.5, 1.0, 0.5, 1e-3], abs=1e-3)
 
 
 def test_a_loss_that_is_nan_names_the_module(tmp_path):
@@ -199,6 +271,29 @@ def test_norms_are_settled_first_and_held_while_training(tmp_path):
     seen = torch.cat([fresh[0](torch.from_numpy(feeds.load(batch).feed["x"])) for batch in feeds.epoch(0)])
     state = {name: value for name, value in unique_state(network.module).items() if "running" in name}
     torch.testing.assert_close(state["1.running_mean"], seen.mean(0).detach(), rtol=0.05, atol=0.05)
+
+
+def test_norms_of_large_batches_follow_what_is_trained(tmp_path):
+    """A rate that moves the layer before: held statistics stay behind, live ones are those of its outputs."""
+    found = {}
+    for live in (False, True):
+        network = net()
+        trained(tmp_path, network=network, name=str(live), live_norms=live, epochs=4)
+        feeds = Feeds(tmp_path / "feeds", seed=0, batch=16)
+        with torch.no_grad():
+            seen = torch.cat(
+                [network.module[0](torch.from_numpy(feeds.load(batch).feed["x"])) for batch in feeds.epoch(0)]
+            )
+        found[live] = float((network.module[1].running_var / seen.var(0)).log().abs().mean())
+    assert found[True] < 0.3 * found[False]
+
+
+@pytest.mark.parametrize(("batch", "live"), [(15, False), (16, True)])
+def test_only_large_batches_normalize_by_themselves(batch, live):
+    arguments = {"epochs": 1, "rate": 0, "patience": 1, "decay": 0.0, "seed": 0, "batch": batch}
+    schedule = schedule_of(arguments, net())
+    assert schedule.live_norms is live
+    assert schedule.rate == pytest.approx(1e-3)
 
 
 def test_statistics_that_are_right_stay_as_they_are(tmp_path):

@@ -110,6 +110,33 @@ def test_snapdragon_says_what_the_simulator_needs(name: str) -> None:
     assert (htp["estimate"] == "none") is (name == "snapdragon-888"), "of it alone nothing was published"
 
 
+SOCS = {
+    "snapdragon-888": ("SM8350", 30, 68, False, 4),
+    "snapdragon-8-gen1": ("SM8450", 36, 69, True, 8),
+    "snapdragon-8-gen2": ("SM8550", 43, 73, True, 8),
+    "snapdragon-8-gen3": ("SM8650", 57, 75, True, 8),
+    "snapdragon-8-elite": ("SM8750", 69, 79, True, 8),
+    "snapdragon-8-elite-gen5": ("SM8850", 87, 81, True, 8),
+    "snapdragon-x-elite": ("", 60, 73, True, None),
+    "snapdragon-x2-elite": ("", 88, 81, True, None),
+    "qcs6490": ("QCS6490", 93, 68, False, 2),
+    "qcm6690": ("QCM6690", 78, 73, False, None),
+    "iq-9075": ("QCS9075", 77, 73, True, 8),
+    "sa8775p": ("SA8775P", 52, 73, True, 8),
+}
+"""Profile -> a name of the chip, Qualcomm's number, HTP architecture, float16, MB of VTCM: as the simulator has it."""
+
+
+@pytest.mark.parametrize("name", SOCS)
+def test_the_numbers_of_each_snapdragon(name: str) -> None:
+    module, soc, arch, half, vtcm = SOCS[name]
+    found = load_profile(name)
+    htp = found.settings["htp"]
+    assert (htp["soc_model"], htp["arch"], htp["fp16"], htp.get("vtcm_mb")) == (soc, arch, half, vtcm)
+    assert not module or module in found.modules
+    assert {"w8a8", "w8a16", "w4a16"} <= set(found.precisions)
+
+
 def test_no_two_devices_answer_to_one_module() -> None:
     owners: dict[str, str] = {}
     for path in FILES:

@@ -16,10 +16,11 @@ from edgekit.artifact import MAIN, Artifact
 from edgekit.dialect import Dialect
 from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.graphs.learned import write_learned
+from edgekit.networks.graph_floats import start_between
 from edgekit.networks.graph_module import graph_module
 from edgekit.networks.oscillation import watch
 from edgekit.stage import Context, Inputs
-from edgekit.stages.quantize_aware_train import QuantizeAwareTrain
+from edgekit.stages.quantize_aware_train import QuantizeAwareTrain, _mismatches
 from edgekit.stages.quantize_int4 import QuantizeInt4
 from edgekit.stages.quantize_int8 import QuantizeInt8
 
@@ -161,6 +162,10 @@ CASES = [
     ("transformer", "ort", QuantizeInt4(method="rtn", symmetric=True, accuracy_level=1, embedding_bits=4)),
     ("transformer", "tensorrt", QuantizeInt4(method="rtn")),
     ("transformer", "qnn", QuantizeInt4(method="rtn", form="qdq", symmetric=False)),
+    ("cnn", "ort", QuantizeInt4(method="rtn")),
+    ("cnn", "ort", QuantizeInt4(method="rtn", symmetric=True, block=16)),
+    ("cnn", "ort", QuantizeInt4(method="rtn", bits=2, block=64)),
+    ("cnn", "ort", QuantizeInt4(method="rtn", bits=8)),
 ]
 NAMES = [f"{kind}-{dialect}-{stage.name if stage else 'static'}-{i}" for i, (kind, dialect, stage) in enumerate(CASES)]
 
@@ -182,7 +187,8 @@ def test_the_module_computes_what_the_runtime_computes(kind, dialect, stage, sca
     for weight in module.weights:
         values = next(numpy_helper.to_array(t) for t in model.graph.initializer if t.name == weight.name)
         if values.dtype == np.int8:
-            assert np.abs(values.astype(int)).max() <= 2 ** (bits - 1) - 1
+            looked_up = weight.name.startswith("table")  # no product, so all 8 bits
+            assert np.abs(values.astype(int)).max() <= (127 if looked_up else 2 ** (bits - 1) - 1)
 
 
 def disturb(module):
@@ -228,6 +234,16 @@ def compare(module, model, rows, *, fused):
     clear = np.diff(np.sort(wanted, axis=1)[:, -2:], axis=1)[:, 0] > 0.02 * wanted.std()
     assert clear.mean() > 0.9  # outputs of random weights: two that are all but equal decide nothing
     assert (wanted.argmax(1) == found.argmax(1))[clear].all()
+
+
+def test_tables_keep_their_8_bits_where_products_have_7(tmp_path):
+    """Only products saturate: a table that is looked up has all of its integers before training, and after."""
+    stage = QuantizeInt8(mode="static", floor=-99)
+    inputs = quantized("transformer", tmp_path, dialect="per-tensor", stage=stage)
+    module = graph_module(inputs.folder / MAIN, bits=7)
+    bounds = {weight.name: weight.high for weight in module.weights}
+    assert (bounds["table_quantized"], bounds["up_quantized"]) == (127, 63)
+    assert all(torch.equal(one, two) for one, two in zip(module.integers(), module.latents, strict=True))
 
 
 # --- training --------------------------------------------------------------------------------------------------------
@@ -280,6 +296,81 @@ def test_four_bits_are_trained_too(tmp_path):
     assert len(made) == pytest.approx((inputs.folder / MAIN).stat().st_size, rel=0.01)
 
 
+# --- where it starts -------------------------------------------------------------------------------------------------
+
+FOUND = {4: 0, 5: 7}
+"""Cases whose floats are not all told: products in integers, and a table that is looked up before it is scaled."""
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=NAMES)
+def test_weights_start_where_their_floats_lay(number, tmp_path):
+    """Latent weights are the floats in units of the steps, as far as the integers stay those of the quantizer."""
+    kind, dialect, stage = CASES[number]
+    inputs = quantized(kind, tmp_path, dialect=dialect, stage=stage)
+    bits = 7 if DIALECTS[dialect].reduce_range else 8
+    module = graph_module(inputs.folder / MAIN, bits=bits, block_kernels=DIALECTS[dialect].block_kernels)
+    before = [latent.detach().clone() for latent in module.latents]
+    assert len(start_between(module, tmp_path / "float" / MAIN)) == FOUND.get(number, len(module.weights))
+    moved = [(latent.detach() - old).abs() for latent, old in zip(module.latents, before, strict=True)]
+    assert all(torch.equal(one, two) for one, two in zip(module.integers(), before, strict=True))
+    assert sum(float(part.max()) > 0.1 for part in moved) == FOUND.get(number, len(module.weights))
+
+
+def test_floats_of_another_model_are_no_start(tmp_path):
+    inputs = quantized("transformer", tmp_path, stage=QuantizeInt4(method="rtn"))
+    onnx.save(transformer(seed=5), tmp_path / "other.onnx")
+    module = graph_module(inputs.folder / MAIN)
+    before = [latent.detach().clone() for latent in module.latents]
+    assert not start_between(module, tmp_path / "other.onnx")
+    assert all(torch.equal(one.detach(), two) for one, two in zip(module.latents, before, strict=True))
+
+
+def test_the_floats_tell_which_step_is_exact(tmp_path):
+    """Against numpy: codes of 4 bits in blocks, their scales and zero points, and the matrix that they came from."""
+    inputs = quantized("transformer", tmp_path, stage=QuantizeInt4(method="rtn", symmetric=False))
+    module = graph_module(inputs.folder / MAIN)
+    start_between(module, tmp_path / "float" / MAIN)
+    model = onnx.load(inputs.folder / MAIN)
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    number = next(n for n, weight in enumerate(module.weights) if weight.name == "up_4bit")
+    latent = module.latents[number].detach().numpy()
+    scales = stored["up_4bit_scales_half"].astype(np.float64)[..., None]
+    packed = stored["up_4bit_zero_points"]
+    zeros = np.stack([packed & 15, packed >> 4], -1).reshape(64, -1)[:, :2, None]
+    floats = numpy_helper.to_array(next(t for t in transformer().graph.initializer if t.name == "up")).T
+    exact = floats.reshape(64, 2, 32) / scales + zeros
+    inside = np.abs(exact - np.rint(latent)) < 0.48
+    assert inside.mean() > 0.9
+    np.testing.assert_allclose(latent[inside], exact[inside], atol=1e-4)
+
+
+def test_training_that_gains_nothing_keeps_the_graph_and_says_so(tmp_path):
+    inputs = quantized("transformer", tmp_path, stage=QuantizeInt4(method="rtn"))
+    facts, made = train(inputs, tmp_path, rate=5.0, alpha=1.0, epochs=2)
+    assert facts["qat"]["training"]["kept_epoch"] == 0
+    assert [finding["rule"] for finding in facts["findings"]].count("qat-gained-nothing") == 1
+    before, after = (
+        {t.name: t.raw_data for t in m.graph.initializer}
+        for m in (onnx.load(inputs.folder / MAIN), onnx.load_from_string(made))
+    )
+    assert before == after
+
+
+@pytest.mark.parametrize(
+    ("found", "severity"),
+    [
+        ({"sqnr_db": 41.0, "argmax": 1.0, "runtime_db": 30.0}, None),
+        ({"sqnr_db": 35.0, "argmax": 1.0, "runtime_db": 33.0}, "note"),
+        ({"sqnr_db": 35.0, "argmax": 1.0, "runtime_db": 39.0}, "warning"),
+        ({"sqnr_db": 35.0, "argmax": 1.0}, "warning"),
+    ],
+)
+def test_a_mismatch_is_held_against_that_of_the_runtime_with_itself(found, severity):
+    told = _mismatches({"samples": 64, **found})
+    assert [finding.severity for finding in told] == ([severity] if severity else [])
+    assert all(("differs from itself" in finding.text) is ("runtime_db" in found) for finding in told)
+
+
 def test_a_float_graph_is_refused(tmp_path):
     inputs = quantized("cnn", tmp_path)
     with pytest.raises(InputError, match="not quantized"):
@@ -297,12 +388,32 @@ def test_an_operator_that_cannot_be_trained_through_is_named(tmp_path):
     assert caught.value.where == "odd"
 
 
-def test_filters_in_blocks_are_refused_with_what_to_do_instead(tmp_path):
+def test_filters_in_blocks_are_trained_and_packed_again(tmp_path):
+    inputs = quantized("cnn", tmp_path, dialect="ort", stage=QuantizeInt4(method="rtn", bits=2))
+    before = onnx.load(inputs.folder / MAIN)
+    assert any(node.op_type == "BitShift" for node in before.graph.node)
+    facts, made = train(inputs, tmp_path, rate=0.02, alpha=1.0, epochs=12, patience=12, pull=0.0)
+    after = onnx.load_from_string(made)
+    assert [n.SerializeToString() for n in after.graph.node] == [n.SerializeToString() for n in before.graph.node]
+    values = ({t.name: numpy_helper.to_array(t) for t in model.graph.initializer} for model in (before, after))
+    one, other = values
+    changed = {name for name in one if not np.array_equal(one[name], other[name])}
+    assert {"w1_2bit", "w2_2bit", "w3_2bit"} <= changed
+    assert not [name for name in changed if "zero_points" in name or "scales" in name]
+    held = [row["held_out"] for row in facts["qat"]["training"]["history"]]
+    assert min(held) < 0.6 * held[0]
+    assert facts["qat"]["matches"]["sqnr_db"] >= 40
+
+
+def test_unpacking_that_is_read_otherwise_stays(tmp_path):
+    """An output that shows codes on their way: nothing is taken for filters then, and BitShift is named."""
     inputs = quantized("cnn", tmp_path, dialect="ort", stage=QuantizeInt4(method="rtn"))
-    assert any(node.op_type == "BitShift" for node in onnx.load(inputs.folder / MAIN).graph.node)
-    with pytest.raises(UnsupportedError, match="stored in blocks cannot be trained") as caught:
+    model = onnx.load(inputs.folder / MAIN)
+    shift = next(node for node in model.graph.node if node.op_type == "BitShift")
+    model.graph.output.append(helper.make_tensor_value_info(shift.output[0], TensorProto.UINT8, None))
+    onnx.save(model, inputs.folder / MAIN)
+    with pytest.raises(UnsupportedError, match="BitShift cannot be trained through"):
         graph_module(inputs.folder / MAIN)
-    assert "qat-int8" in caught.value.remedy
 
 
 @pytest.mark.parametrize("mixing", [False, True])

@@ -243,6 +243,22 @@ def test_weights_in_branches_and_odd_operators_are_told(tmp_path):
         assert facts["coverage"]["macs"] == 0, "it is not claimed that integers were multiplied"
 
 
+def test_weights_that_inner_graphs_read_from_outside(tmp_path):
+    model, feeds = kinds.weights_outside_loop()
+    facts, made = quantize(tmp_path, model, feeds)
+    assert kinds.worst_db(model, made, feeds) >= 25
+    assert stored(made)[1] == 1
+    assert facts["coverage"]["weights"] == 1
+    assert made.ByteSize() <= 0.35 * model.ByteSize(), "a weight that two branches read is stored once"
+
+
+def test_stacked_matrices_are_right_with_learned_rounding(tmp_path):
+    model, feeds = kinds.stacked_matrices()
+    _, made = quantize(tmp_path, model, feeds, rounding="learned")
+    assert kinds.worst_db(model, made, feeds) >= 25
+    assert stored(made)[1] >= 0.9
+
+
 def test_bfloat16_is_converted_and_told(tmp_path):
     model, feeds = kinds.brain_float()
     facts, made = quantize(tmp_path, model, feeds)
@@ -338,7 +354,9 @@ def test_the_choice_is_recorded_with_what_it_was_measured_on(tmp_path):
     facts, _ = quantize(tmp_path, model, feeds)
     chosen = facts["quantization"]
     assert chosen["form"] in chosen["why"]
-    assert "4 held-out calibration samples" in chosen["why"]
+    assert f"on {len(feeds)} calibration samples" in chosen["why"]  # too few to hold any out
+    many, _ = quantize(tmp_path / "many", model, feeds * 2)
+    assert "9 held-out calibration samples" in many["quantization"]["why"]
     assert chosen["candidates"]
     assert chosen["outputs"]["y"]["sqnr_db"] >= 20
 

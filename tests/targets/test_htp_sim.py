@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -14,10 +17,10 @@ import house
 import kinds
 from contract import onnx_artifact
 from edgekit.device import engine_qnn
-from edgekit.errors import TargetError, UnsupportedError
+from edgekit.errors import TargetError, UnsupportedError, UsageError
 from edgekit.evaluate import compare, distance_findings, with_disagreement
 from edgekit.exporter import load_exporter
-from edgekit.jobs import run_job
+from edgekit.jobs import encode_feeds, read_feeds, run_job
 from edgekit.metrics import find_metric
 from edgekit.profile import load_profile
 from edgekit.target import Bundle, is_simulator
@@ -171,8 +174,111 @@ def test_the_number_of_samples_follows_the_cost_in_round_steps(monkeypatch):
     target = htp_sim.HtpSimTarget(PHONE)
     bundle = Bundle(folder=Path(), facts={"context": {"soc_model": 57}})
     for seconds, wanted, expected in ((0.02, 5000, 2000), (0.02, 700, 700), (5, 5000, 10), (50, 5000, 4), (50, 3, 3)):
-        monkeypatch.setattr(target, "_infer", lambda _, feeds, __, told=seconds: {"cpu_seconds": told * len(feeds)})
-        assert target.affordable(bundle, {}, wanted) == expected
+        monkeypatch.setattr(
+            target,
+            "_infer",
+            lambda _, scratch, stop=None, told=seconds: {"cpu_seconds": told * len(read_feeds(scratch / "feeds.npz"))},
+        )
+        assert target.affordable(bundle, {"x": np.zeros(1)}, wanted) == expected
+
+
+def test_a_number_or_a_time_can_be_asked_for(monkeypatch):
+    monkeypatch.setattr(htp_sim, "is_installed", lambda: True)
+    bundle = Bundle(folder=Path(), facts={"context": {"soc_model": 57}})
+    for asked, wanted, expected in (("300", 5000, 300), ("300", 200, 200), ("1", 5000, 1), ("10m", 5000, 200)):
+        target = open_target("htp-sim", PHONE, simulate=asked)
+        monkeypatch.setattr(target, "_infer", lambda *_: {"cpu_seconds": 3.0})
+        assert target.affordable(bundle, {}, wanted) == expected, asked
+    for wrong in ("0", "-3", "10 parsecs", "many"):
+        with pytest.raises(UsageError, match="simulate"):
+            open_target("htp-sim", PHONE, simulate=wrong)
+    with pytest.raises(UsageError, match="local is no simulator"):
+        open_target("local", PHONE, simulate="300")
+
+
+def test_no_chunk_is_simulated_twice_and_a_killed_run_goes_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(htp_sim, "is_installed", lambda: True)
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "model.onnx").write_bytes(b"one")
+    bundle = Bundle(folder=tmp_path / "bundle", facts={"context": {"soc_model": 57}, "model": "model.onnx"})
+    feeds = [{"x": np.full(3, number, np.float32)} for number in range(100)]
+    sizes = []
+
+    def simulated(_, scratch, stop):
+        if len(sizes) == 2:
+            raise TargetError("killed", where="here")
+        given = read_feeds(scratch / "feeds.npz")
+        sizes.append(len(given))
+        (scratch / "out").mkdir()
+        (scratch / "out" / "feeds.npz").write_bytes(encode_feeds([{"y": 2 * feed["x"]} for feed in given]))
+        return {"outputs": ["out/feeds.npz"], "cpu_seconds": 0.5 * len(given)}
+
+    def run():
+        target = open_target("htp-sim", PHONE, keep=tmp_path / "keep")
+        monkeypatch.setattr(target, "_infer", simulated)
+        return target, [float(outputs["y"][0]) for outputs in target.run(bundle, feeds)]
+
+    with pytest.raises(TargetError, match="killed"):
+        run()
+    assert sizes == [16, 16]
+    sizes[:] = []
+    run()
+    assert sizes == [32, 36], "what was done is not done again"
+    sizes[:] = [0, 0]  # were anything simulated now, that would be seen
+    target, found = run()
+    assert found == [2.0 * number for number in range(100)]
+    assert "4 of 4 chunks come from an earlier run" in target.findings[0].text
+    (tmp_path / "bundle" / "model.onnx").write_bytes(b"another")
+    with pytest.raises(TargetError, match="killed"):
+        run()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_several_children_simulate_at_a_time_and_the_order_stays(threads, monkeypatch):
+    monkeypatch.setattr(htp_sim, "is_installed", lambda: True)
+    bundle = Bundle(folder=Path(), facts={"context": {"soc_model": 57}, "model": "model.onnx"})
+    target = open_target("htp-sim", PHONE, threads=threads)
+    together, most, meet = [], [], threading.Barrier(threads)
+
+    def simulated(_, scratch, stop):
+        together.append(scratch)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meet.wait(5)  # no child is done before as many run as may
+            most.append(len(together))
+        given = read_feeds(scratch / "feeds.npz")
+        together.remove(scratch)
+        (scratch / "out").mkdir()
+        (scratch / "out" / "feeds.npz").write_bytes(encode_feeds([{"y": 2 * feed["x"]} for feed in given]))
+        return {"outputs": ["out/feeds.npz"], "cpu_seconds": 0.5 * len(given)}
+
+    monkeypatch.setattr(target, "_infer", simulated)
+    feeds = ({"x": np.full(2, number, np.float32)} for number in range(16 * 2 * threads))
+    found = [float(outputs["y"][0]) for outputs in target.run(bundle, feeds)]
+    assert found == [2.0 * number for number in range(16 * 2 * threads)]
+    assert max(most) <= threads
+    assert target.seconds_each == 0.5
+
+
+def test_what_simulates_is_ended_with_who_asked(monkeypatch):
+    monkeypatch.setattr(htp_sim, "is_installed", lambda: True)
+    bundle = Bundle(folder=Path(), facts={"context": {"soc_model": 57}, "model": "model.onnx"})
+    target = open_target("htp-sim", PHONE, threads=2)
+    begun, ended = threading.Event(), threading.Event()
+
+    def simulated(_, scratch, stop):
+        if read_feeds(scratch / "feeds.npz")[0]["x"][0] == 0:
+            begun.wait(30)
+            raise TargetError("the first is lost", where="here")
+        begun.set()
+        while not stop():
+            time.sleep(0.01)
+        ended.set()
+        raise TargetError("ended", where="here")
+
+    monkeypatch.setattr(target, "_infer", simulated)
+    with pytest.raises(TargetError, match="the first is lost"):
+        list(target.run(bundle, ({"x": np.full(2, number)} for number in range(40))))
+    assert ended.is_set()
 
 
 def test_without_the_extra_a_named_simulator_is_missing_and_a_default_one_is_left_out(monkeypatch):

@@ -14,6 +14,7 @@ from edgekit import events
 from edgekit.artifact import Artifact
 from edgekit.atomic import replacing
 from edgekit.budget import Budget, Verdict, dominated, judge, merge, parse_budget, parse_seconds
+from edgekit.errors import UsageError
 from edgekit.exporter import Exporter, load_exporter, refuse
 from edgekit.gate import Gate, Trial, findings_of
 from edgekit.metrics import find_metric
@@ -54,6 +55,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     seed: int = 0,
     threads: int = 1,
     sustained: str | None = None,
+    simulate: str | None = None,
     strict: bool = False,
     allow_fallback: bool = False,
     allow_partial: bool = False,
@@ -87,6 +89,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         seed: the seed of everything random.
         threads: CPU threads for calibration and measurement.
         sustained: how long the target is also kept at work, e.g. `10m`; latency is then that of the last minute.
+        simulate: how many evaluation samples a simulator runs (`500`), or how long it may take for them (`10m`).
         strict: what is unproven counts as missed.
         allow_fallback: nodes may run off the accelerator.
         allow_partial: less than 90 % of the weights may get the asked precision.
@@ -105,7 +108,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     budgets = merge(parse_budget(device.budget), asked)
     chosen = load_recipe(recipe or device.recipe)
     place = target or default_target(device)
-    _check_given(metric, place, device, sign, Path(out) if package else None)
+    _check_given(metric, place, device, simulate, sign, Path(out) if package else None)
 
     with Store(store) as shelf:
         source = ingest(model, shelf, weights=Path(weights) if weights else None, listen=listen)
@@ -116,7 +119,10 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         plan = make_plan(chosen, device, exporter, given)
         if dry_run:
             return _planned(plan)
-        machine = open_target(place, device, keep=shelf.root / "scratch", listen=listen) if place else None
+        keep = shelf.root / "scratch"
+        machine = (
+            open_target(place, device, keep=keep, simulate=simulate, threads=threads, listen=listen) if place else None
+        )
         if machine is not None:
             machine.reach()  # an hour of work is not lost to a machine that is off
 
@@ -234,12 +240,16 @@ def repackage(artifact: str, *, sign: str | None = None, out: str | None = None,
         return result
 
 
-def _check_given(metric: str | None, place: str, device: Profile, key: str | None, out: Path | None) -> None:
+def _check_given(
+    metric: str | None, place: str, device: Profile, simulate: str | None, key: str | None, out: Path | None
+) -> None:
     """Find out now, not after hours of work, that a metric, a target's URL, a key or a folder is of no use."""
     if metric:
         find_metric(metric)
     if place:
-        open_target(place, device).close()
+        open_target(place, device, simulate=simulate).close()
+    elif simulate:
+        raise UsageError(f"'{simulate}', and nothing is simulated", where="simulate", remedy="Name a --target.")
     if key:
         load_private_key(Path(key))
     if out:

@@ -11,7 +11,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 INHERITED = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "LANG")
 LOG_TAIL = 64 << 10
 """Bytes of what a child printed that are kept: a long traceback with its beginning."""
+_POLL = 0.5
 _OUT_OF_MEMORY = ("MemoryError", "bad_alloc", "cannot allocate memory", "failed to map segment")
 
 
@@ -65,7 +67,13 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run_child(
-    arguments: Sequence[str], *, folder: Path, log: Path, seconds: float, environment: Mapping[str, str]
+    arguments: Sequence[str],
+    *,
+    folder: Path,
+    log: Path,
+    seconds: float,
+    environment: Mapping[str, str],
+    stop: Callable[[], bool] | None = None,
 ) -> Ended:
     """Run this Python with arguments to its end; whatever happens here, nothing of it stays behind.
 
@@ -75,6 +83,7 @@ def run_child(
         log: the file that gets what it prints; it reads nothing.
         seconds: how long it may take.
         environment: its variables.
+        stop: asked twice a second where another thread may end it: a signal reaches the main thread alone.
     """
     with log.open("wb") as output:
         child = subprocess.Popen(
@@ -88,7 +97,7 @@ def run_child(
         )
         status: int | None = None
         try:
-            status = child.wait(seconds)
+            status = _wait(child, seconds, stop)
         except subprocess.TimeoutExpired:
             pass
         finally:
@@ -98,6 +107,16 @@ def run_child(
     with log.open("rb") as printed:
         printed.seek(max(0, log.stat().st_size - LOG_TAIL))
         return Ended(status=status, log=printed.read().decode("utf-8", "replace"))
+
+
+def _wait(child: subprocess.Popen[Any], seconds: float, stop: Callable[[], bool] | None) -> int:
+    """Return a child's status; TimeoutExpired when it took too long, or is to stop."""
+    end = time.monotonic() + seconds
+    while stop is not None and not stop() and time.monotonic() < end - _POLL:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(_POLL)
+    left = 0.0 if stop is not None and stop() else max(end - time.monotonic(), 0.0)
+    return child.wait(left)
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:

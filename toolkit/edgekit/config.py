@@ -30,6 +30,7 @@ KEYS = {
     "seed": int,
     "threads": int,
     "sustained": str,
+    "simulate": str,
     "calibration": int,
     "strict": bool,
     "allow-fallback": bool,

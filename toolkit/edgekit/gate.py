@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -83,15 +84,19 @@ class Gate:
     allow_fallback: bool = False
     listen: events.Listener = events.ignore
 
-    def check_fit(self, candidate: Artifact) -> None:
+    def check_fit(self, candidate: Artifact) -> dict[str, Any]:
         """Raise UnsupportedError when the runtime refuses a candidate, or computes something else than its graph says.
 
         An alternative that is refused is none; what a simulator gives is looked at on a few calibration samples.
+
+        Returns:
+            Facts for the report: `simulated_db`, how near the simulator is to the graph on this CPU, and on how many
+            `simulated` samples; empty where nothing is simulated.
         """
         folder = self._folder(candidate)
         refuse(self.exporter.lint(candidate, folder, self.profile), self.profile, allow_fallback=self.allow_fallback)
         if self.simulator is None or not self.original.has("calibration"):
-            return
+            return {}
         few = self.original.some("calibration", FEW)
         with tempfile.TemporaryDirectory(prefix="edgekit-fit-") as scratch:
             facts = self.exporter.compile(candidate, folder, self.profile, Path(scratch))
@@ -99,10 +104,11 @@ class Gate:
                 Bundle(folder=Path(scratch), facts=facts), feeds_of(few, "simulator", self.listen)
             )
             stand_in = run_onnx(Path(scratch, str(facts["model"])), feeds_of(few, "CPU", self.listen))
-            told = disagreements(stand_in, found, floats=self.original.floats, place=self.simulator.place)
+            told, near = disagreements(stand_in, found, floats=self.original.floats, place=self.simulator.place)
         wrong = next((finding for finding in told if finding.severity == "error"), None)
         if wrong is not None:
             raise UnsupportedError(wrong.text, where=wrong.node, remedy=wrong.remedy)
+        return {"simulated_db": None if near is None else round(near, 1), "simulated": len(few)}
 
     def score(self, candidate: Artifact) -> Score:
         """Rank a candidate among others: accuracy on the calibration data (never on the evaluation data), time, size.
@@ -196,8 +202,8 @@ class Gate:
             note = f"accuracy was not looked at: {self.original.silence}"
             return (Figure(name="drop", value=None, unit="1", provenance=provenance, on=place, note=note),), ()
         if is_simulator(target):
-            comparison, told = self._simulated(bundle, target)
-            return figures(comparison, on=place, provenance=provenance), (*comparison.findings, *told)
+            comparison, told, some = self._simulated(bundle, target)
+            return figures(comparison, on=place + some, provenance=provenance), (*comparison.findings, *told)
         feeds = self.original.feeds("evaluation", "candidate")
         if target is None:
             outputs = run_onnx(bundle.folder / str(bundle.facts["model"]), feeds, threads=self.threads)
@@ -206,16 +212,16 @@ class Gate:
         comparison = self.original.compare("evaluation", outputs)
         return figures(comparison, on=place, provenance=provenance), comparison.findings
 
-    def _simulated(self, bundle: Bundle, target: Simulator) -> tuple[Comparison, tuple[Finding, ...]]:
-        """Judge by a simulator on the samples that it can run; see `edgekit.evaluate.simulated`."""
+    def _simulated(self, bundle: Bundle, target: Simulator) -> tuple[Comparison, tuple[Finding, ...], str]:
+        """Judge by a simulator on the samples that it can run, and say how many; see `edgekit.evaluate.simulated`."""
         every = len(self.original.samples("evaluation"))
         few = self.original.some("evaluation", target.affordable(bundle, self.original.one_feed(), every))
         stand_in = bundle.folder / str(bundle.facts["model"])
-        whole = self.original.compare(
-            "evaluation", run_onnx(stand_in, self.original.feeds("evaluation", "CPU"), threads=self.threads)
-        )
-        return judge_simulated(
-            Simulated(target.place, len(few) == every, self.original.floats),
+        whole = self.original.compare_graph(stand_in, "evaluation", "CPU")
+        all_run = len(few) == every
+        what = Simulated(target.place, all_run, self.original.floats, self.budget.max_drop, lambda: target.seconds_each)
+        found, told = judge_simulated(
+            what,
             target.run(bundle, feeds_of(few, "evaluation: simulator", self.listen)),
             (
                 run_onnx(graph, feeds_of(few, "evaluation: CPU", self.listen))
@@ -227,6 +233,7 @@ class Gate:
             leading=self.original.leading,
             seed=self.original.seed,
         )
+        return found, told, "" if all_run else f", {len(few)} simulated"
 
     def _measure_original(self, bundle: Bundle, target: Target) -> tuple[Figure, ...]:
         """Measure the original on the same target, in the same way: what `never ship worse` compares with."""

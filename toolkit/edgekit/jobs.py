@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,9 @@ def read_feeds(path: Path) -> list[Feed]:
     return [feeds[index] for index in sorted(feeds)]
 
 
-def run_job(command: str, job: dict[str, Any], folder: Path, *, timeout: float) -> dict[str, Any]:
+def run_job(
+    command: str, job: dict[str, Any], folder: Path, *, timeout: float, stop: Callable[[], bool] | None = None
+) -> dict[str, Any]:
     """Run a job on this machine in a child process and return its result.
 
     Args:
@@ -60,6 +62,7 @@ def run_job(command: str, job: dict[str, Any], folder: Path, *, timeout: float) 
         job: the job without `schema` and `result`; its paths are relative to `folder`.
         folder: gets the job and the result, and is the child's working folder.
         timeout: seconds.
+        stop: see `run_child`.
 
     Raises:
         TargetError: the runtime is missing here, or there is not enough memory or time.
@@ -73,6 +76,7 @@ def run_job(command: str, job: dict[str, Any], folder: Path, *, timeout: float) 
         log=folder / "log.txt",
         seconds=timeout,
         environment=_environment(),
+        stop=stop,
     )
     if ended.status is None:
         remedy = "Run it on a faster machine, or check the package without its golden outputs."

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from edgekit import events
-from edgekit.artifact import MAIN, Artifact, digest
+from edgekit.artifact import MAIN, Artifact, digest, sha256_file
 from edgekit.data import Dataset, Samples, take
 from edgekit.evaluate import Comparison, evaluate, is_steady, load_outputs, run_onnx, save_outputs
 from edgekit.evaluate.rows import TOGETHER, leading_axis, rows_of, together
@@ -96,9 +96,24 @@ class Original:
 
     def compare(self, split: Split, outputs: Iterable[Feed]) -> Comparison:
         """Hold a candidate's outputs on one split against its own."""
+        return self._compared(split, together(outputs, self.leading))
+
+    def compare_graph(self, graph: Path, split: Split, label: str) -> Comparison:
+        """Hold what another graph gives on this CPU against its own outputs; it is run once, then known.
+
+        Args:
+            graph: its file; what lies in its folder may be its external data.
+            split: the samples.
+            label: what progress calls it.
+        """
+        content = {path.name: sha256_file(path) for path in sorted(graph.parent.iterdir()) if path.is_file()}
+        known = self._computed(split, digest([graph.name, content]), graph, label)
+        return self._compared(split, load_outputs(self.store.folder(known.id) / OUTPUTS))
+
+    def _compared(self, split: Split, outputs: Iterable[Feed]) -> Comparison:
         return evaluate(
             load_outputs(self.outputs(split)),
-            together(outputs, self.leading),
+            outputs,
             rows_of(self.samples(split).labels, self.leading),
             self.judged_by,
             batched=self.leading is not None,
@@ -162,14 +177,18 @@ class Original:
         return max(shapes, key=lambda found: sum(prod(shape) for shape in found.values()))
 
     def _outputs(self, split: Split) -> Artifact:
+        return self._computed(split, self.artifact.id, self.folder, "original")
+
+    def _computed(self, split: Split, what: str, graph: Path, label: str) -> Artifact:
+        """Run a graph on one split, or take what it gave from the store; `what` tells graphs apart."""
         assert self.data is not None
         version = importlib.metadata.version("onnxruntime")
-        key = digest(["outputs", TOGETHER, self.artifact.id, self.data.id, split, version])
+        key = digest(["outputs", TOGETHER, what, self.data.id, split, version])
         record = self.store.record(key)
         known = self.store.load(str(record["artifact"])) if record else None
         if known is None:
             with self.store.staging() as out:
-                outputs = run_onnx(self.folder, self.feeds(split, "original"), threads=self.threads)
+                outputs = run_onnx(graph, self.feeds(split, label), threads=self.threads)
                 save_outputs(out / OUTPUTS, together(outputs, self.leading))
                 known = self.store.publish(out, "outputs", {"split": split, "data": self.data.id}, ())
             self.store.remember(key, {"artifact": known.id})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,7 @@ class Pipeline:
     seed: int = 0
     threads: int = 1
     allow_partial: bool = False
-    fits: Callable[[Artifact], None] = lambda _artifact: None
+    fits: Callable[[Artifact], Mapping[str, Any]] = lambda _artifact: {}
     originals: dict[str, Artifact] = field(default_factory=dict)
     runs: list[StageRun] = field(default_factory=list)
     findings: list[events.Finding] = field(default_factory=list)
@@ -176,13 +176,14 @@ class Pipeline:
 
     def _run_alternatives(self, entry: Alternatives, artifact: Artifact, score: Scorer) -> Artifact:
         tried: list[tuple[str, Artifact, Score]] = []
+        known: dict[str, Mapping[str, Any]] = {}
         refused = dict(entry.refused)
         for name, body in entry.options:
             made = artifact
             try:
                 for stage in body:
                     made = self.run_stage(stage, made)
-                self.fits(made)
+                known[name] = self.fits(made)
             except (InputError, UnsupportedError, UsageError) as error:
                 refused[name] = str(error)
                 continue
@@ -194,7 +195,7 @@ class Pipeline:
                 remedy="Choose a recipe that fits the model and the profile.",
             )
         name, best, found = tried[best_of([row[2] for row in tried])]
-        scores = {row[0]: row[2].facts() for row in tried}
+        scores = {row[0]: {**row[2].facts(), **known[row[0]]} for row in tried}
         why = found.why_before([row[2] for row in tried if row[0] != name])
         self._told("choose", {"chosen": name, "why": why, "scores": scores, "refused": refused})
         return best

@@ -117,8 +117,13 @@ class Simulator(Target, Protocol):
         """Return what outputs come from, for people."""
         ...
 
+    @property
+    def seconds_each(self) -> float:
+        """Return how many CPU seconds a sample takes; 0 while that is not known."""
+        ...
+
     def affordable(self, bundle: Bundle, feed: Feed, wanted: int) -> int:
-        """Return how many of `wanted` samples it runs in a reasonable time; at least one."""
+        """Return how many of `wanted` samples it is to run: as asked, else what a reasonable time is enough for."""
         ...
 
 

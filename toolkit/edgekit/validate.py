@@ -65,6 +65,7 @@ def validate(  # noqa: PLR0913 - one keyword per option of the command line
     budget: Budget | Mapping[str, str] | None = None,
     threads: int = 1,
     sustained: str | None = None,
+    simulate: str | None = None,
     strict: bool = False,
     seed: int = 0,
     store: Path | None = None,
@@ -86,6 +87,7 @@ def validate(  # noqa: PLR0913 - one keyword per option of the command line
         budget: what must be kept; laid over the profile's own budgets.
         threads: CPU threads on the target.
         sustained: how long the target is also kept at work, e.g. `10m`; latency is then that of the last minute.
+        simulate: how many evaluation samples a simulator runs (`500`), or how long it may take for them (`10m`).
         strict: what is unproven counts as missed.
         seed: as in the build.
         store: the store's folder.
@@ -97,14 +99,23 @@ def validate(  # noqa: PLR0913 - one keyword per option of the command line
         options: dict[str, Any] = {"calibration": calibration, "threads": threads, "seed": seed, "strict": strict}
         options |= {"sustained": seconds, "listen": listen}
         device = load_profile(profile or "host")
-        with Store(store) as shelf, open_target(target, device, keep=shelf.root / "scratch", listen=listen) as machine:
+        with (
+            Store(store) as shelf,
+            open_target(
+                target, device, keep=shelf.root / "scratch", simulate=simulate, threads=threads, listen=listen
+            ) as machine,
+        ):
             return _model(model, machine, shelf, device, asked, (data, metric, reference, label_map), options)
     if profile or reference:
         raise UsageError("a package knows its profile and its original", remedy="Leave --profile and --reference out.")
+    if simulate:
+        remedy = "Leave it out, give less data, or build again with it."
+        raise UsageError("a package is judged on all samples", where="simulate", remedy=remedy)
     with tempfile.TemporaryDirectory() as scratch:
         extracted = extract_package(Path(model), Path(scratch) / "package")
         device = _told(extracted, extracted.package.manifest.profile.values, Profile)
-        with open_target(target, device, keep=(store or default_root()) / "scratch", listen=listen) as machine:
+        keep = (store or default_root()) / "scratch"
+        with open_target(target, device, keep=keep, simulate=simulate, threads=threads, listen=listen) as machine:
             load = {"threads": threads, **({"sustained": seconds} if seconds else {})}
             return _package(extracted, machine, asked, (data, metric), load, strict=strict, listen=listen)
 

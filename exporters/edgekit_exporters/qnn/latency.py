@@ -19,7 +19,7 @@ from edgekit.artifact import MAIN, Artifact
 from edgekit.budget import Figure
 from edgekit.errors import UnsupportedError
 from edgekit.profile import Profile
-from edgekit_exporters.qnn.chain import FORMS, terms
+from edgekit_exporters.qnn.chain import SPREAD, Seen, terms
 from edgekit_exporters.qnn.context import Context, RefusedError
 from edgekit_exporters.qnn.desk import Desk, soc_of
 from edgekit_exporters.qnn.told import Estimate
@@ -68,7 +68,7 @@ def predict(desk: Desk, artifact: Artifact, folder: Path, profile: Profile, *, c
         return msgspec.structs.replace(base, figures=(latency, *others), interval="none: it does not compile")
     if context.estimate is None:
         return base
-    latency = _native(context, profile) if how == "native" else _chained(context, artifact, profile)
+    latency = _native(context, profile) if how == "native" else _chained(context, artifact, profile, base.parameters)
     figures = (latency, *others, *_traffic(context.estimate, context.soc_model))
     return msgspec.structs.replace(base, figures=figures, interval=_INTERVAL[how])
 
@@ -88,7 +88,7 @@ def _native(context: Context, profile: Profile) -> Figure:
     return _latency(_straightened(context), profile, -spread, spread, on=on, note=_off_htp(context))
 
 
-def _chained(context: Context, artifact: Artifact, profile: Profile) -> Figure:
+def _chained(context: Context, artifact: Artifact, profile: Profile, parameters: int) -> Figure:
     precision = precision_of(artifact)
     chain = _chains()["chains"].get(str(soc_of(profile)), {})
     found = chain.get("precisions", {}).get(precision)
@@ -97,11 +97,13 @@ def _chained(context: Context, artifact: Artifact, profile: Profile) -> Figure:
     base = _straightened(context)
     if not context.operators:
         return _latency(None, profile, note="no prediction: the compiler did not tell its operators")
-    notes = [_off_htp(context), *_outside(base, context.operators, found)]
-    parts = terms(found["form"], base, context.operators)
-    value = math.exp(sum(weight * part for weight, part in zip(found["weights"], parts, strict=True)))
+    seen = Seen(ms=base, operators=context.operators, parameters=parameters)
+    notes = [_off_htp(context), *_outside(seen, found)]
+    log = sum(weight * part for weight, part in zip(found["weights"], terms(found["form"], seen), strict=True))
+    least, most = found["ratios"]
+    value = base * math.exp(min(max(log - math.log(base), least), most))
     on = f"Qualcomm's estimate for IQ-9075, carried to {chain['device']} by {found['rows']} published latencies"
-    low, high = _spreads(base, context.operators, found)
+    low, high = _spreads(seen, found)
     return _latency(value, profile, low, high, on=on, note="; ".join(filter(None, notes)))
 
 
@@ -110,20 +112,21 @@ def _native_spread() -> float:
     return _ONE_SIDED_95 * _NORMAL_MEAN * float(_chains()["native"]["mean_error"])
 
 
-def _spreads(base: float, operators: int, law: dict[str, Any]) -> tuple[float, float]:
+def _spreads(seen: Seen, law: dict[str, Any]) -> tuple[float, float]:
     """Return the natural logs of the interval's ends over the value: as wide as errors are for networks alike."""
-    parts = terms(FORMS[-1], base, operators)
+    parts = terms(SPREAD, seen)
     scale = math.exp(sum(weight * part for weight, part in zip(law["scale"], parts, strict=True)))
     scale = min(max(scale, law["scales"][0]), law["scales"][1])
     first = _native_spread()
     return -math.hypot(law["low"] * scale, first), math.hypot(law["high"] * scale, first)
 
 
-def _outside(base: float, operators: int, law: dict[str, Any]) -> list[str]:
+def _outside(seen: Seen, law: dict[str, Any]) -> list[str]:
     """Say what of a network lies outside of all that a law was fitted on."""
     told = (
-        (f"{base:.3g} ms on IQ-9075", base, law["from_ms"], " ms"),
-        (f"a network of {operators} operators", operators, law["operators"], ""),
+        (f"{seen.ms:.3g} ms on IQ-9075", seen.ms, law["from_ms"], " ms"),
+        (f"a network of {seen.operators} operators", seen.operators, law["operators"], ""),
+        (f"a network of {seen.parameters} weights", seen.parameters, law["parameters"], ""),
     )
     return [
         f"{what} is outside of what the model was fitted on ({low:.3g} to {high:.4g}{unit})"

@@ -3,11 +3,12 @@
 from edgekit.budget.dominance import dominated
 from edgekit.budget.figures import Budget, Check, Figure, Provenance, Status, Verdict
 from edgekit.budget.judge import judge
-from edgekit.budget.words import merge, parse_budget, parse_seconds, parse_size
+from edgekit.budget.words import Effort, merge, parse_budget, parse_effort, parse_seconds, parse_size
 
 __all__ = [
     "Budget",
     "Check",
+    "Effort",
     "Figure",
     "Provenance",
     "Status",
@@ -16,6 +17,7 @@ __all__ = [
     "judge",
     "merge",
     "parse_budget",
+    "parse_effort",
     "parse_seconds",
     "parse_size",
 ]

@@ -84,6 +84,20 @@ def parse_seconds(word: str, name: str) -> float:
     return float(_positive(name, word, _SECONDS))
 
 
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is simulated: so many samples, or as many as take so many seconds of a core; one of both is None."""
+
+    samples: int | None = None
+    seconds: float | None = None
+
+
+def parse_effort(word: str, name: str) -> Effort:
+    """Return the number of samples of `500`, or the time of `10m`; UsageError that names the option."""
+    if word.strip().isdecimal() and int(word) > 0:
+        return Effort(samples=int(word))
+    return Effort(seconds=parse_seconds(word, name))
+
+
 def _drop(name: str, word: str) -> float:
     amount, unit = _quantity(name, word, {"": "1", "%": "0.01"})
     if amount < 0:
@@ -115,7 +129,14 @@ _READERS: dict[str, Callable[[str, str], float]] = {
     "max-memory": _size,
     "energy": _energy,
 }
-_EXAMPLES = {"max-drop": "1%", "max-size": "5MB", "max-memory": "200MB", "energy": "50mJ", "sustained": "10m"}
+_EXAMPLES = {
+    "max-drop": "1%",
+    "max-size": "5MB",
+    "max-memory": "200MB",
+    "energy": "50mJ",
+    "sustained": "10m",
+    "simulate": "500 (samples) or 10m",
+}
 
 
 def _positive(name: str, word: str, units: Mapping[str, str], *, fold: bool = False) -> Decimal:

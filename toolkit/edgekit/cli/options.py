@@ -61,6 +61,11 @@ def run_options(command: Command) -> Command:
     options = [
         click.option("--threads", type=click.IntRange(1), help="CPU threads (default: one)."),
         click.option("--sustained", metavar="TIME", help="Also run for so long on the target (10m): latency when hot."),
+        click.option(
+            "--simulate",
+            metavar="COUNT|TIME",
+            help="Samples to simulate (500), or CPU time for them (10m; default 1m).",
+        ),
         click.option("--strict", is_flag=True, default=None, help="What is unproven counts as missed."),
         click.option("--config", metavar="FILE", help="Options as TOML (default: edgekit.toml beside the model)."),
     ]

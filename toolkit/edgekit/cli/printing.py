@@ -101,19 +101,23 @@ def print_result(result: Result, *, as_json: bool, quiet: bool = False, told: Co
 def alternatives_table(facts: dict[str, Any]) -> Table:
     """Return the table of a recipe's alternatives: what each would lose, take and weigh, or why it is none."""
     rows = []
+    simulated = any("simulated_db" in score for score in facts["scores"].values())
     for name, score in facts["scores"].items():
         drop, latency = score["drop"], score["latency_ms"]
         rows.append(
             (
                 f"{name} *" if name == facts["chosen"] else name,
                 "" if drop is None else f"{drop:.2%}",
+                *([f"{score['simulated_db']} dB"] if score.get("simulated_db") is not None else [""] * simulated),
                 "" if latency is None else f"{latency:.3g} ms",
                 f"{score['size'] / 1e3:.0f} kB",
                 "keeps the budgets" if score["within"] else "misses a budget",
             )
         )
-    rows += [(name, "", "", "", " ".join(why.split())[:120]) for name, why in facts["refused"].items()]
-    headings = ("alternative", "drop (calibration)", "latency (predicted)", "size", "")
+    none = [""] * (3 + simulated)
+    rows += [(name, *none, " ".join(why.split())[:120]) for name, why in facts["refused"].items()]
+    near = ["simulator to CPU"] * simulated
+    headings = ("alternative", "drop (calibration)", *near, "latency (predicted)", "size", "")
     return rows_table("alternatives", headings, rows)
 
 

@@ -6,9 +6,10 @@ device loses is at most what the stand-in loses, plus what simulator and stand-i
 
 from __future__ import annotations
 
+import bisect
 import math
 import tempfile
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +21,17 @@ from edgekit.evaluate.reference import load_outputs, save_outputs
 from edgekit.evaluate.rows import together
 from edgekit.events import Finding
 from edgekit.metrics import Labels, Metric, find_metric
+from edgekit.numerics.statistics import clopper_pearson
 
 LEAST_DB = 20.0
 """Ratio below which the simulator computes something else than the graph says: rounding alone gives 30 and more."""
+
+EQUAL_DB = 200.0
+"""Ratio that stands for no difference at all."""
+
+_MOST_SAMPLES = 1_000_000
+_ROUNDING = 1e-9
+_MINUTE = 60
 
 
 @dataclass(frozen=True)
@@ -33,11 +42,15 @@ class Simulated:
         place: by what.
         all: whether every sample was.
         floats: names of the outputs that hold floating-point numbers: one class that flips is no error.
+        limit: the budget of the drop, if there is one.
+        seconds_each: returns how many CPU seconds a sample took.
     """
 
     place: str
     all: bool
     floats: Container[str]
+    limit: float | None = None
+    seconds_each: Callable[[], float] = lambda: 0.0
 
 
 def judge_simulated(
@@ -64,7 +77,8 @@ def judge_simulated(
         seed: of the bootstrap.
 
     Returns:
-        What is judged: the simulator alone when it ran all samples, else see `with_disagreement`; and the distances.
+        What is judged: the simulator alone when it ran all samples, else see `with_disagreement`; the distances, and
+        how many samples a proof takes.
     """
     with tempfile.TemporaryDirectory(prefix="edgekit-sim-") as scratch:
         path = Path(scratch, "outputs.npz")
@@ -76,15 +90,24 @@ def judge_simulated(
             for outputs in others
         )
     told = distance_findings(whole, near, apart, floats=what.floats, place=what.place)
-    return (near if what.all else with_disagreement(whole, apart)), told
+    if what.all:
+        return near, told
+    return with_disagreement(whole, apart), (*told, proof_finding(what, whole, apart))
 
 
 def disagreements(
     stand_in: Iterable[Feed], found: Iterable[Feed], *, floats: Container[str], place: str
-) -> tuple[Finding, ...]:
-    """Tell how far a simulator's outputs on a few samples are from its stand-in's; see `distance_findings`."""
+) -> tuple[tuple[Finding, ...], float | None]:
+    """Tell how far a simulator's outputs on a few samples are from its stand-in's; see `distance_findings`.
+
+    Returns:
+        The findings, and the lowest ratio of a floating-point output in dB, at most `EQUAL_DB`; None without one.
+    """
     apart = evaluate(stand_in, found, None, find_metric("agreement"), batched=False)
-    return distance_findings(apart, apart, apart, floats=floats, place=place)
+    ratios = [row.sqnr_db for row in apart.outputs if row.name in floats and row.sqnr_db is not None]
+    lowest = min(ratios, default=None)
+    told = distance_findings(apart, apart, apart, floats=floats, place=place)
+    return told, None if lowest is None else max(min(lowest, EQUAL_DB), -EQUAL_DB)
 
 
 def with_disagreement(whole: Comparison, apart: Comparison) -> Comparison:
@@ -104,6 +127,45 @@ def with_disagreement(whole: Comparison, apart: Comparison) -> Comparison:
         note=whole.note,
         findings=(*whole.findings, *apart.findings),
     )
+
+
+def proof_finding(what: Simulated, whole: Comparison, apart: Comparison) -> Finding:
+    """Say how many samples were simulated, what the others leave open, and how many would decide about the budget."""
+    each = what.seconds_each()
+    text = f"{apart.n} of {whole.n} samples were simulated" + (f", {each:.2g} CPU seconds each" if each else "")
+    remedy = ""
+    if whole.high is not None and apart.high is not None and whole.bounded:
+        text += f"; what the others leave open adds {max(apart.high, 0.0):.2%} to the bound of the drop"
+        if what.limit is not None and whole.high + max(apart.high, 0.0) > what.limit:
+            number = samples_to_prove(what.limit - whole.high, apart)
+            if number is None or number >= whole.n:
+                text += f"; no part of the samples proves a drop of at most {what.limit:.2%}"
+                remedy = "Give more evaluation samples, choose another recipe, or allow a larger drop."
+            else:
+                cost = f", about {_span(number * each)} of a core" if each else ""
+                text += f"; if no more come out worse, {number} prove a drop of at most {what.limit:.2%}{cost}"
+                remedy = f"--simulate {number}, or --simulate TIME"
+    return Finding(severity="note", node=what.place, rule="htp-samples", text=text, remedy=remedy)
+
+
+def samples_to_prove(room: float, apart: Comparison) -> int | None:
+    """Return how many samples bound by `room` what simulator and stand-in differ by, if all further ones agree.
+
+    Args:
+        room: largest upper bound, in points.
+        apart: the stand-in against the simulator, on those that were simulated.
+
+    Returns:
+        None when over a million would not do. Losses count, gains do not: a little more than it may take.
+    """
+    lost = math.ceil(max(apart.drop or 0.0, 0.0) * apart.n - _ROUNDING)
+    numbers = range(max(apart.n, 1), _MOST_SAMPLES)
+    place = bisect.bisect_left(numbers, x=True, key=lambda number: clopper_pearson(lost, number).high <= room)
+    return numbers[place] if place < len(numbers) else None
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / _MINUTE:.0f} minutes" if seconds > 2 * _MINUTE else f"{seconds:.0f} seconds"
 
 
 def distance_findings(

@@ -17,12 +17,14 @@ from edgekit.graphs.edit import (
     constant_tensor,
     drop_dead,
     drop_inputs_of_constants,
+    free_names_of,
     graphs_in,
     is_standard,
     load_model,
     name_nodes,
     opset_of,
     sort_nodes,
+    subgraphs_of,
 )
 from edgekit.graphs.gemms import plain_gemms, set_attribute
 from edgekit.graphs.normal import inline_functions
@@ -61,8 +63,8 @@ def canonical(path: Path) -> Canonical:
     """Read a model and bring it into canonical form; the file is not changed.
 
     Functions are inlined, node names made unique, initializers taken out of the inputs, Constant nodes and what Cast,
-    Transpose or Reshape make of constants become initializers, half and bfloat16 arithmetic becomes float32, Gemm
-    loses its factors, and an opset below 13 is raised.
+    Transpose or Reshape make of constants become initializers, weights lie in the one graph that reads them, half and
+    bfloat16 arithmetic becomes float32, Gemm loses its factors, and an opset below 13 is raised.
 
     Raises:
         InputError: an opset or IR that is newer than this edgekit reads, or that cannot be raised to 13.
@@ -85,6 +87,8 @@ def canonical(path: Path) -> Canonical:
         _lift_constants(graph)
         sort_nodes(graph)
         _fold_weights(graph, path.parent)
+    for graph in graphs_in(model.graph):
+        _move_inward(graph)
     findings += widen(model, path.parent)
     for graph in graphs_in(model.graph):
         plain_gemms(model.graph, graph, path.parent)
@@ -169,6 +173,23 @@ def _lift_constants(graph: onnx.GraphProto) -> None:
         held.CopyFrom(tensor)
         held.name = node.output[0]
         del graph.node[index]
+
+
+def _move_inward(graph: onnx.GraphProto) -> None:
+    """Let an inner graph hold the weights that it alone reads: runtimes fuse what they find beside the product."""
+    readers: dict[str, list[onnx.GraphProto | None]] = {value.name: [None] for value in graph.output}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(None)
+        for inner in subgraphs_of(node):
+            for name in set(free_names_of(inner)):
+                readers.setdefault(name, []).append(inner)
+    for position in range(len(graph.initializer) - 1, -1, -1):
+        tensor = graph.initializer[position]
+        found = readers.get(tensor.name, [])
+        if len(found) == 1 and found[0] is not None and len(tensor.dims) > 1:
+            found[0].initializer.add().CopyFrom(tensor)
+            del graph.initializer[position]
 
 
 def _fold_weights(graph: onnx.GraphProto, folder: Path) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "drop_dead",
     "drop_inputs_of_constants",
     "free_names",
+    "free_names_of",
     "graphs_in",
     "is_standard",
     "load_model",
@@ -65,16 +66,21 @@ def attribute_of(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
 def free_names(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the tensors of the enclosing graph that a node's inner graphs read, in order, possibly more than once."""
     for inner in subgraphs_of(node):
-        own = {value.name for value in inner.input} | {tensor.name for tensor in inner.initializer}
-        own |= {sparse.values.name for sparse in inner.sparse_initializer}
-        own |= {name for item in inner.node for name in item.output}
-        for item in inner.node:
-            for name in reads(item):
-                if name not in own:
-                    yield name
-        for value in inner.output:
-            if value.name not in own:
-                yield value.name
+        yield from free_names_of(inner)
+
+
+def free_names_of(inner: onnx.GraphProto) -> Iterator[str]:
+    """Yield the tensors that an inner graph reads from those around it, in order, possibly more than once."""
+    own = {value.name for value in inner.input} | {tensor.name for tensor in inner.initializer}
+    own |= {sparse.values.name for sparse in inner.sparse_initializer}
+    own |= {name for item in inner.node for name in item.output}
+    for item in inner.node:
+        for name in reads(item):
+            if name not in own:
+                yield name
+    for value in inner.output:
+        if value.name not in own:
+            yield value.name
 
 
 def reads(node: onnx.NodeProto) -> Iterator[str]:

@@ -27,6 +27,8 @@ MOST_JUDGED = 32
 
 _TRIED: tuple[Method, ...] = ("minmax", "mse", "percentile")
 _HELD_EVERY = 5
+_LEAST_HELD = 8
+"""Held-out samples that can show what clipping costs; with fewer, candidates are judged on what they were fitted on."""
 _MATMUL_SHARE = 0.5
 
 
@@ -126,15 +128,20 @@ class Job:
         return isinstance(self.samples, SeededSamples)
 
     def choose(self) -> Choice:
-        """Try the forms and methods that come into question on held-out samples, and take the best."""
+        """Try the forms and methods that come into question on held-out samples, and take the best.
+
+        With few samples, which may hold no large value at all, on all of them.
+        """
         forms = self._forms()
         methods = _TRIED if self.wishes.method == "auto" else (self.wishes.method,)
         static = any(form.wish == "static" or self._has_static(form) for form in forms)
         if self.seeded or (len(forms) == 1 and (len(methods) == 1 or not static)):
             return Choice(form=forms[0], method=methods[0], scores={}, why=f"{forms[0].label}: the only candidate")
-        held = held_out(len(self.samples))
-        indices = [sorted(held)[i] for i in spread(len(held), MOST_JUDGED)] or [0]
-        search = self._search(indices, self.statistics.fit)
+        held = sorted(held_out(len(self.samples)))
+        if len(held) < _LEAST_HELD:
+            search = self.search_on(range(len(self.samples)))
+        else:
+            search = self._search([held[i] for i in spread(len(held), MOST_JUDGED)], self.statistics.fit)
         scores: dict[str, float] = {}
         best: list[Candidate] = []
         for form in forms:
@@ -150,7 +157,9 @@ class Job:
             best.append(Candidate(form=form, method=method, trial=trial, macs=share))
             if share >= ENOUGH and not trial.faults(self.wishes.floor):
                 break  # what follows is slower
-        return _pick(best, scores, self.wishes.floor, len(indices), alone=len(forms) == 1)
+        count, kind = len(search.reference.indices), "" if len(held) < _LEAST_HELD else "held-out "
+        on = f"on {count} {kind}calibration sample{'s' * (count > 1)}"
+        return _pick(best, scores, self.wishes.floor, on, alone=len(forms) == 1)
 
     def _forms(self) -> list[Form]:
         """Return the candidates, the fastest on the device first."""
@@ -228,9 +237,8 @@ def held_out(count: int) -> set[int]:
     return set(range(_HELD_EVERY - 1, count, _HELD_EVERY))
 
 
-def _pick(best: list[Candidate], scores: dict[str, float], floor: float, count: int, *, alone: bool) -> Choice:
+def _pick(best: list[Candidate], scores: dict[str, float], floor: float, on: str, *, alone: bool) -> Choice:
     """Take the fastest form without faults that covers enough; else what covers most, then what lies nearest."""
-    on = f"on {count} held-out calibration sample{'s' * (count > 1)}"
     whole = [found for found in best if not found.trial.faults(floor)]
     if whole:
         chosen = next((found for found in whole if found.macs >= ENOUGH), None) or max(whole, key=lambda f: f.macs)

@@ -54,7 +54,10 @@ class Improved:
 
 
 def improve(job: Job, trial: Trial, search: Search, learning: Learning, tell: Callable[[int, int], None]) -> Improved:
-    """Write a trial's plan as it is and with what is learned, and keep what lies nearer to the original."""
+    """Write a trial's plan as it is and with what is learned, and keep what lies nearer to the original.
+
+    Nearer on samples that were not learned from, which may be few, and on those that `search` judges by.
+    """
     model = job.writer.write(trial.plan)
     work = macs_of_all(job)
     chosen = spread(len(job.samples), int(MOST_WORK // max(work, 1)))
@@ -88,10 +91,16 @@ def improve(job: Job, trial: Trial, search: Search, learning: Learning, tell: Ca
         Trial(plan=trial.plan, distances=judge.reference.distances(_opened(job, candidate)))
         for candidate in (model, learned)
     )
-    kept = after.score > before.score and len(after.faults(0.0)) <= len(before.faults(0.0))
+    whole = Trial(plan=trial.plan, distances=search.reference.distances(_opened(job, learned)))
+    nearer = after.score > before.score and len(after.faults(0.0)) <= len(before.faults(0.0))
+    kept = nearer and whole.score >= trial.score
+    if kept:
+        why = "nearer to the original on held-out samples"
+    else:
+        why = "nearer on held-out samples, not on all" if nearer else "not nearer on held-out samples"
     facts = {
         "kept": kept,
-        "why": "nearer to the original on held-out samples" if kept else "not nearer on held-out samples",
+        "why": why,
         "before_db": round(before.score, 2),
         "after_db": round(after.score, 2),
         "samples": len(chosen),
@@ -100,8 +109,7 @@ def improve(job: Job, trial: Trial, search: Search, learning: Learning, tell: Ca
     }
     if not kept:
         return Improved(model=model, trial=trial, facts=facts)
-    distances = search.reference.distances(_opened(job, learned))
-    return Improved(model=learned, trial=Trial(plan=trial.plan, distances=distances), facts=facts)
+    return Improved(model=learned, trial=whole, facts=facts)
 
 
 def macs_of_all(job: Job) -> float:

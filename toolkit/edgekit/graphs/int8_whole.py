@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edgekit.graphs.calibrate import collect, open_graph
-from edgekit.graphs.edit import GraphIndex, is_standard, opset_of, sort_nodes
+from edgekit.graphs.edit import GraphIndex, is_standard, opset_of, reads, sort_nodes
 from edgekit.graphs.int8_choice import Job
+from edgekit.graphs.int8_masks import lower_masks
 from edgekit.graphs.int8_nodes import pair
 from edgekit.graphs.int8_regions import SAME_GRID
 from edgekit.graphs.int8_search import Search, Trial
+from edgekit.graphs.int8_tables import unsigned_tables
 from edgekit.graphs.int8_write import CONTRIB, WIDE_FROM
 from edgekit.numerics.affine import BOUNDS, Grid, activation_grid, is_dead
 
@@ -36,10 +38,6 @@ FLOAT_ONLY = frozenset({"LSTM", "GRU", "RNN", "Cast", "If", "Loop", "Scan"})
 _FUSED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _PRODUCTS = ("Conv", "ConvTranspose", "Gemm")  # their biases count in steps of the product, if at all
 _PLAIN = {"Clip": (0,), "Resize": (0,), "Pad": (0,), "Pow": (0,), "ReduceMean": (0,), "ReduceSum": (0,), "Expand": (0,)}
-_MASK = -1000.0
-"""What lies below is a mask, not a score: exp of it is 0, as it is of far less negative values."""
-_OUT_OF_SIGHT = 16.0
-"""How far below the scores a mask is put on the grid: exp(-16) is a ten-millionth."""
 _DEAD_RANGE = 1.0
 _MAY_COST = 3.0
 """Decibels that the whole graph on integers may cost."""
@@ -113,11 +111,14 @@ class _Completion:
         self._values: dict[str, float] = {}
         self.grids = dict(self._known_grids())
         self.made: list[onnx.NodeProto] = []
-        self.constants: dict[tuple[str, str], tuple[str, float]] = {}
+        self.constants: dict[tuple[str, str, float | None], tuple[str, float]] = {}
+        self.floors: dict[str, float] = {}
+        self.tables: dict[str, tuple[str, str]] = {}
         self.ranges = {name: (meter.low, meter.high) for name, meter in meters.items() if meter.count and meter.finite}
 
     def finished(self) -> onnx.ModelProto:
-        self._lower_masks()
+        self.floors = lower_masks(self.index, self.ranges, self._spans())
+        self._lay_tables()
         for value in self.model.graph.input:
             self._put(value.name)
         for node in list(self.model.graph.node):
@@ -129,6 +130,9 @@ class _Completion:
         self.model.graph.node.extend(self.made)
         sort_nodes(self.model.graph)
         del self.model.graph.value_info[:]
+        used = {name for node in self.model.graph.node for name in reads(node)} | self.index.outputs
+        for tensor in [tensor for tensor in self.model.graph.initializer if tensor.name not in used]:
+            self.model.graph.initializer.remove(tensor)  # constants whose form on a grid is read instead
         return self.model
 
     def _known_grids(self) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -139,6 +143,12 @@ class _Completion:
                 if point is not None and point.size == 1 and point.dtype.name == self.dtype:
                     self._values[node.input[1]] = float(np.asarray(self.index.value(node.input[1])).reshape(()))
                     yield node.output[0], (node.input[1], node.input[2])
+
+    def _lay_tables(self) -> None:
+        """Let what is looked up in a table of bytes lie on the table's own grid first, whatever activations have."""
+        for node, scale in unsigned_tables(self.model.graph, self.index):
+            self._values[node.input[1]] = scale
+            (self.grids if self.dtype == "uint8" else self.tables)[node.output[0]] = (node.input[1], node.input[2])
 
     def _put(self, name: str) -> None:
         """Put a tensor on a grid: those who read it as float read what lies on the grid."""
@@ -153,7 +163,8 @@ class _Completion:
         if is_dead(low, high):
             low, high = 0.0, _DEAD_RANGE
         maker = self.index.producers.get(name)
-        grid = self.grids.get(maker.input[0]) if maker is not None and maker.op_type in SAME_GRID else None
+        moves = maker is not None and (maker.op_type in SAME_GRID or maker.op_type == "Gather")
+        grid = self.grids.get(maker.input[0]) if maker is not None and moves else None
         grid = grid or self._parameters(activation_grid(low, high, self.dtype, symmetric=False), name)
         users = [node for node in self.index.consumers.get(name, []) if not is_q(node)]
         if name in self.index.outputs:
@@ -168,6 +179,10 @@ class _Completion:
             for node in users:
                 _rename(node.input, name, result)
         self.grids[result] = grid
+        table = self.tables.get(maker.input[0]) if maker is not None and maker.op_type == "Gather" else None
+        if table is not None and name not in self.index.outputs:
+            raw, source = self.index.fresh_name(name + "_bytes"), self.index.fresh_name(name + "_looked_up")
+            self.made += pair(name + "_table", name, raw, source, table, domain="")
         integers = self.index.fresh_name(name + "_integers")
         self.made += pair(name + "_rest", source, integers, result, grid, domain=self.domain)
 
@@ -180,17 +195,16 @@ class _Completion:
                         return str(reader.output[0])
         return ""
 
-    def _lower_masks(self) -> None:
-        """Put masks just out of the softmax's sight: -10000 on the same grid as scores would leave these no steps."""
-        for node in self.model.graph.node:
-            if not is_standard(node, "Add") or any(name not in self.ranges for name in (*node.input, node.output[0])):
-                continue
-            mask, scores = sorted(node.input, key=lambda name: self.ranges[name][0])
-            low, high = self.ranges[scores]
-            if self.ranges[mask][0] < _MASK < low:
-                span = high - low + _OUT_OF_SIGHT
-                self.ranges[mask] = (-span, max(self.ranges[mask][1], 0.0))
-                self.ranges[node.output[0]] = (low - span, high)
+    def _spans(self) -> dict[str, tuple[float, float]]:
+        """Return what the grids that are there already reach from and to."""
+        least, most = BOUNDS[self.dtype]
+        found = {}
+        for name, (scale, zero_point) in self.grids.items():
+            step, point = self._values[scale], self.index.value(zero_point)
+            if point is not None:
+                zero = int(point.reshape(()))
+                found[name] = ((least - zero) * step, (most - zero) * step)
+        return found
 
     def _on_grids(self, node: onnx.NodeProto) -> bool:
         """Say whether all float tensors that a node reads and makes lie on grids."""
@@ -212,7 +226,7 @@ class _Completion:
             values = self.index.value(name) if name and not self._skips(node, position) else None
             if values is None or values.dtype != np.float32 or not values.size or not np.isfinite(values).all():
                 continue
-            node.input[position] = self._constant(name, values, self.dtype)[0]
+            node.input[position] = self._constant(name, values, self.dtype, self.floors.get(node.output[0]))[0]
 
     def _norm(self, node: onnx.NodeProto) -> None:
         """Quantize a norm's scale to uint8 with one step, and its bias to int32 in steps of input times scale.
@@ -244,11 +258,15 @@ class _Completion:
     def _skips(self, node: onnx.NodeProto, position: int) -> bool:
         return node.op_type in _PLAIN and position not in _PLAIN[node.op_type]
 
-    def _constant(self, name: str, values: npt.NDArray[Any], dtype: str) -> tuple[str, float]:
-        """Return a constant's name on a grid, and the grid's step."""
+    def _constant(
+        self, name: str, values: npt.NDArray[Any], dtype: str, floor: float | None = None
+    ) -> tuple[str, float]:
+        """Return a constant's name on a grid, and the grid's step; what is below `floor` is raised to it."""
         from onnx import helper
 
-        if (name, dtype) not in self.constants:
+        key = (name, dtype, floor)
+        if key not in self.constants:
+            values = values if floor is None else np.maximum(values, np.float32(floor))
             low, high = float(values.min()), float(values.max())
             low, high = (0.0, _DEAD_RANGE) if is_dead(low, high) else (low, high)
             grid = activation_grid(low, high, dtype, symmetric=False)
@@ -266,8 +284,8 @@ class _Completion:
                     domain=self.domain if wide else "",
                 )
             )
-            self.constants[name, dtype] = out, grid.scale
-        return self.constants[name, dtype]
+            self.constants[key] = out, grid.scale
+        return self.constants[key]
 
     def _parameters(self, grid: Grid, name: str) -> tuple[str, str]:
         scale, point = self.index.fresh_name(name + "_rest_scale"), self.index.fresh_name(name + "_rest_zero_point")

@@ -89,10 +89,11 @@ class _Draft:
         self.graphs = list(graphs_in(self.model.graph))
         self.index = GraphIndex(self.model.graph, source.folder)
         self.nodes = {node.name: node for graph in self.graphs for node in graph.node}
+        self.homes = {node.name: home for home, graph in enumerate(self.graphs) for node in graph.node}
         self.before: dict[str, list[onnx.NodeProto]] = {}
         self.after: dict[str, list[onnx.NodeProto]] = {}
         self.instead: dict[str, list[onnx.NodeProto]] = {}
-        self.head: list[onnx.NodeProto] = []
+        self.heads: list[list[onnx.NodeProto]] = [[] for _ in self.graphs]
         self.wide = dialect.activation in {"int16", "uint16"} and opset_of(self.model) < WIDE_FROM
 
     def finished(self) -> onnx.ModelProto:
@@ -178,15 +179,17 @@ class _Draft:
         elif node.op_type == "Gather" and self.dialect.integer_gather:
             self._gather(node, operand, name, scales, axis)
         else:
-            read = self._dequantized(node, name, axis)
+            inside = operand.owner == self.homes[node.name]  # runtimes fuse no pair that lies in two graphs
+            place = self.before.setdefault(node.name, []) if inside else self.heads[operand.owner]
+            read = self._dequantized(node, name, axis, place)
             if operand.perm:
-                read = self._transposed(node, read, operand.perm)
+                read = self._transposed(read, operand.perm, place)
             node.input[operand.position] = read
         if bias is not None:
             steps = (scales * np.float32(self._input_grid(node).scale)).astype(np.float32)
             self._quantize_bias(node, bias, np.broadcast_to(steps, (bias.size,)) if axis is not None else steps)
 
-    def _dequantized(self, node: onnx.NodeProto, name: str, axis: int | None) -> str:
+    def _dequantized(self, node: onnx.NodeProto, name: str, axis: int | None, steps: list[onnx.NodeProto]) -> str:
         import onnx
 
         out = self.index.fresh_name(f"{name}_for_{node.name}")
@@ -194,15 +197,15 @@ class _Draft:
         attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
         domain = CONTRIB if self.wide and self.dialect.weight == "int4" else ""  # `wide`: the opset is before int4, too
         made = onnx.helper.make_node("DequantizeLinear", inputs, [out], name=out, domain=domain, **attributes)
-        self.before.setdefault(node.name, []).append(made)
+        steps.append(made)
         return out
 
-    def _transposed(self, node: onnx.NodeProto, name: str, perm: Iterable[int]) -> str:
+    def _transposed(self, name: str, perm: Iterable[int], steps: list[onnx.NodeProto]) -> str:
         import onnx
 
         out = self.index.fresh_name(name + "_transposed")
         made = onnx.helper.make_node("Transpose", [name], [out], name=out, perm=list(perm))
-        self.before.setdefault(node.name, []).append(made)
+        steps.append(made)
         return out
 
     def _quantize_bias(self, node: onnx.NodeProto, bias: npt.NDArray[np.floating], steps: Scales) -> None:
@@ -296,7 +299,7 @@ class _Draft:
 
     def _after(self, tensor: str) -> list[onnx.NodeProto]:
         maker = self.index.producers.get(tensor)
-        return self.head if maker is None else self.after.setdefault(maker.name, [])
+        return self.heads[0] if maker is None else self.after.setdefault(maker.name, [])
 
     # --- placing -----------------------------------------------------------------------------------------------------
 
@@ -306,8 +309,8 @@ class _Draft:
         (graph or self.model.graph).initializer.append(onnx.numpy_helper.from_array(np.array(values, order="C"), name))
 
     def _place(self) -> None:
-        for graph in reversed(self.graphs):
-            nodes = list(self.head) if graph is self.model.graph else []
+        for graph, head in zip(reversed(self.graphs), reversed(self.heads), strict=True):
+            nodes = list(head)
             for node in graph.node:
                 nodes += self.before.get(node.name, [])
                 nodes += self.instead.get(node.name, [node])

@@ -56,7 +56,7 @@ def find_products(source: onnx.ModelProto, quantized: onnx.ModelProto) -> list[P
     """
     floats = GraphIndex(source.graph)
     index, places = GraphIndex(quantized.graph), {node.name: i for i, node in enumerate(quantized.graph.node)}
-    constants = {tensor.name for tensor in source.graph.initializer}
+    constants = {tensor.name: len(tensor.dims) for tensor in source.graph.initializer}
     found: list[tuple[int, Product]] = []
     for node in source.graph.node:
         if not _plain(node, constants) or not all(_own(name, floats) for name in node.input[1:] if name):
@@ -75,9 +75,14 @@ def _own(constant: str, index: GraphIndex) -> bool:
     return len(index.consumers.get(constant, [])) == 1 and constant not in index.outputs
 
 
-def _plain(node: onnx.NodeProto, constants: set[str]) -> bool:
-    """Say whether a node is a product of one activation and one constant, with no more than a constant bias."""
+def _plain(node: onnx.NodeProto, constants: dict[str, int]) -> bool:
+    """Say whether a node is a product of one activation and one constant, with no more than a constant bias.
+
+    `constants` gives the rank of each; a MatMul by a stack of matrices is none.
+    """
     if not is_standard(node, "Conv", "MatMul", "Gemm") or node.input[1] not in constants:
+        return False
+    if node.op_type == "MatMul" and constants[node.input[1]] != _MATRIX:
         return False
     bias = node.input[_BIAS] if len(node.input) > _BIAS else ""
     return (

@@ -20,51 +20,12 @@ if TYPE_CHECKING:
 _LOOKUPS = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Split", "GatherBlockQuantized"})
 _POINTWISE = frozenset(
     {
-        *(
-            "Add",
-            "Sub",
-            "Mul",
-            "Div",
-            "Relu",
-            "Clip",
-            "Neg",
-            "Abs",
-            "Max",
-            "Min",
-            "Where",
-            "Equal",
-            "Less",
-            "Greater",
-        ),
-        *("And", "Or", "Not", "Xor", "LessOrEqual", "GreaterOrEqual", "Sign", "Floor", "Ceil", "Round", "LeakyRelu"),
-        *("PRelu", "HardSigmoid", "HardSwish", "ThresholdedRelu", "BatchNormalization", "Mod", "Sum", "Mean", "Pow"),
-        *(
-            "Sqrt",
-            "Reciprocal",
-            "Exp",
-            "Log",
-            "Sigmoid",
-            "Tanh",
-            "Erf",
-            "Softplus",
-            "Sin",
-            "Cos",
-            "Elu",
-            "Selu",
-            "Celu",
-        ),
-        *(
-            "Gelu",
-            "FastGelu",
-            "BiasGelu",
-            "QuickGelu",
-            "Mish",
-            "Swish",
-            "Cast",
-            "CastLike",
-            "QLinearAdd",
-            "QLinearMul",
-        ),
+        *("Add", "Sub", "Mul", "Div", "Relu", "Clip", "Neg", "Abs", "Max", "Min", "Where", "Equal", "Less"),
+        *("Greater", "And", "Or", "Not", "Xor", "LessOrEqual", "GreaterOrEqual", "Sign", "Floor", "Ceil", "Round"),
+        *("LeakyRelu", "PRelu", "HardSigmoid", "HardSwish", "ThresholdedRelu", "BatchNormalization", "Mod", "Sum"),
+        *("Mean", "Pow", "Sqrt", "Reciprocal", "Exp", "Log", "Sigmoid", "Tanh", "Erf", "Softplus", "Sin", "Cos"),
+        *("Elu", "Selu", "Celu", "Gelu", "FastGelu", "BiasGelu", "QuickGelu", "Mish", "Swish", "Cast", "CastLike"),
+        *("QLinearAdd", "QLinearMul"),
     }
 )
 _QUANTIZE = frozenset({"QuantizeLinear", "DequantizeLinear"})
@@ -79,13 +40,7 @@ _WEIGHT_INPUTS = {
     "DynamicQuantizeMatMul": (1, 4),
     "DynamicQuantizeLSTM": (1, 2, 3),
     "GatherBlockQuantized": (0,),
-    "Resize": (),
-    "Pad": (),
-    "Clip": (),
-    "Upsample": (),
-    "Range": (),
-    "OneHot": (),
-    "TopK": (),
+    **dict.fromkeys(("Resize", "Pad", "Clip", "Upsample", "Range", "OneHot", "TopK"), ()),
 }
 """Which inputs of an operator are weights, where not every constant number is (scales, limits, fill values)."""
 

@@ -27,6 +27,7 @@ LEAST = 32
 
 _INDEX = "feeds.json"
 _HELD = 10
+_ENOUGH = 256  # held-out samples that tell one epoch from another; more are better trained on
 _CHUNK = 256
 
 
@@ -127,7 +128,7 @@ class Batch:
 
 
 class Feeds:
-    """What `write_feeds` wrote, and how it is cut: a tenth, chosen by the seed, tells when to stop."""
+    """What `write_feeds` wrote, and how it is cut: a tenth (at most 256), chosen by the seed, tells when to stop."""
 
     def __init__(self, folder: Path, *, seed: int, batch: int) -> None:
         """Map the arrays of `folder`."""
@@ -156,7 +157,7 @@ class Feeds:
             for row, sample in enumerate(bucket.indices)
         }
         order = np.random.default_rng(seed).permutation(len(self._places))
-        held = max(1, len(order) // _HELD)
+        held = max(1, min(len(order) // _HELD, _ENOUGH))
         self.held, self.trained = sorted(map(int, order[:held])), sorted(map(int, order[held:]))
         self.seed = seed
 
@@ -181,6 +182,11 @@ class Feeds:
     def held_out(self) -> list[list[int]]:
         """Return the batches of the samples that are not trained on."""
         return self._cut(self.held)
+
+    def seen(self) -> list[list[int]]:
+        """Return the batches of as many samples that are trained on, spread over all."""
+        count = len(self.held)
+        return self._cut([self.trained[place * len(self.trained) // count] for place in range(count)])
 
     def everything(self) -> list[list[int]]:
         """Return batches of all samples, in order."""

@@ -16,10 +16,12 @@ from edgekit.networks.feeds import Batch, Feeds
 from edgekit.networks.label_order import align_labels
 from edgekit.networks.losses import Soft, Task, find_soft, find_task
 from edgekit.networks.network import Network
+from edgekit.networks.norms import ENOUGH
 from edgekit.networks.rebuild import rebuild
 from edgekit.networks.saving import save_network
+from edgekit.networks.schedule import Schedule
 from edgekit.networks.teacher import Teacher, open_teacher
-from edgekit.networks.train import Forward, Loss, Schedule, Tensors, fit, outputs_of, runner_of
+from edgekit.networks.train import Forward, Loss, Tensors, fit, outputs_of, runner_of
 
 if TYPE_CHECKING:
     import torch
@@ -69,9 +71,11 @@ def schedule_of(arguments: dict[str, Any], network: Network) -> Schedule:
     """Return the schedule that a stage asked for; a rate of 0 becomes what suits the kind of model."""
     return Schedule(
         epochs=int(arguments["epochs"]),
-        rate=float(arguments["rate"]) or (5e-5 if network.pretrained else 3e-4),
+        rate=float(arguments["rate"]) or (5e-5 if network.pretrained else 1e-3),
         patience=int(arguments["patience"]),
         decay=float(arguments["decay"]),
+        start_counts=False,
+        live_norms=int(arguments["batch"]) >= ENOUGH,
         seed=int(arguments["seed"]),
     )
 
@@ -111,11 +115,11 @@ class Goal:
 
         return terms
 
-    def terms(self, outputs: Tensors, batch: Batch, feed: Tensors) -> Tensors:
-        """Return the terms of the loss for the outputs of one batch."""
+    def terms(self, outputs: Tensors, batch: Batch, feed: Tensors, *, target: Tensors | None = None) -> Tensors:
+        """Return the terms of the loss for the outputs of one batch; `target`: the teacher's, if not those it kept."""
         found: Tensors = {}
         if self.soft is not None and self.teacher is not None and self.alpha > 0:
-            target = self.teacher.outputs(batch)
+            target = self.teacher.outputs(batch) if target is None else target
             found["soft"] = self.alpha * self.soft.loss(outputs, target, feed.get(_MASK))
         if self.task is not None and batch.labels is not None and self.alpha < 1:
             found["hard"] = (1 - self.alpha) * self.task.loss(outputs, batch.labels)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from edgekit.networks.graph_packed import without_unpacking
 from edgekit.numerics.affine import BOUNDS
 from edgekit.numerics.packing import pack_codes, unpack_codes
 
@@ -37,6 +38,7 @@ _FLOAT_WEIGHTS = {
     "Add": (0, 1),
 }  # fmt: skip
 _WITH_BIAS = 3
+_MOST_INT8 = 127
 
 
 @dataclass(frozen=True)
@@ -107,10 +109,11 @@ class Layout:
         import onnx
 
         model = onnx.load(path)
-        self.nodes = [_node(node) for node in model.graph.node]
         self.outputs = [value.name for value in model.graph.output]
         self.rows = _fixed_rows(model.graph)
         self.arrays = {tensor.name: _array(tensor) for tensor in model.graph.initializer}
+        nodes = [_node(node) for node in model.graph.node]
+        self.nodes, self._filters = without_unpacking(nodes, self.arrays, self.outputs)
         self.kinds = {tensor.name: _kind(tensor) for tensor in model.graph.initializer}
         self._readers: dict[str, list[tuple[Node, int]]] = {}
         self._makers = {name: node for node in self.nodes for name in node.outputs}
@@ -176,7 +179,7 @@ class Layout:
     def _find_weights(self, bits: int) -> Iterator[Weight]:
         for name, value in self.arrays.items():
             readers = self._readers.get(name, [])
-            zero = any(position in _ZERO_POINTS.get(node.op, ()) for node, position in readers)
+            zero = any(self._is_constant(node, position) for node, position in readers)
             if self.kinds[name] not in CARRIED or zero or value.size <= 1 or not readers:
                 continue
             if reader := self.blocked(name):
@@ -184,10 +187,21 @@ class Layout:
                 packed = Packed(bits=width, block=block, dims=value.shape)
                 yield Weight(name, 0, 2**width - 1, packed=packed)
                 continue
+            if name in self._filters:
+                width = self._filters[name]
+                yield Weight(name, 0, 2**width - 1, packed=Packed(width, value.shape[-1] * 8 // width, value.shape))
+                continue
             low, high = BOUNDS[self.kinds[name]]
             if self.kinds[name] == "int8":
-                low, high = -(2 ** (bits - 1) - 1), 2 ** (bits - 1) - 1
+                low, high = _symmetric(value, bits)
             yield self._counted(name, low, high)
+
+    def _is_constant(self, node: Node, position: int) -> bool:
+        """Say whether a node reads integers that are no weight: a zero point, or floats that nothing is taken from."""
+        if node.op == "Cast":
+            readers = self._readers.get(node.outputs[0], [])
+            return not readers or any(reader.op != "Sub" or place for reader, place in readers)
+        return position in _ZERO_POINTS.get(node.op, ())
 
     def _counted(self, name: str, low: int, high: int) -> Weight:
         """Return a weight with its scale, where every reader dequantizes it by the same stored scale."""
@@ -238,6 +252,13 @@ class Layout:
         if not all(position in _FLOAT_WEIGHTS.get(node.op, ()) for node, position in readers):
             return False
         return all(node.op != "Add" or value.ndim == 1 for node, _ in readers)
+
+
+def _symmetric(values: Array, bits: int) -> tuple[int, int]:
+    """Return the bounds of int8 weights of `bits`; of all 8 where they have those: only products need fewer."""
+    most = int(2 ** (bits - 1) - 1)
+    most = most if int(np.abs(values.astype(np.int16)).max()) <= most else _MOST_INT8
+    return -most, most
 
 
 def _fixed_rows(graph: onnx.GraphProto) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 from edgekit.errors import UnsupportedError
 from edgekit.networks import graph_ops
 from edgekit.networks import graph_shapes as _shapes  # noqa: F401 - enters its operators
-from edgekit.networks.graph_layout import BLOCKED, ZERO, Array, Bias, Layout, Node, Weight
+from edgekit.networks.graph_layout import Array, Bias, Layout, Node, Weight
 from edgekit.networks.graph_quantized import along, in_blocks, round_straight
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ _SMALLEST_RATIO = 1e-3
 _BIAS_LIMIT = 2.0**31 - 1
 _KERNEL_BLOCK = 32
 _MADE_ON_CPU = frozenset({"Constant", "ConstantOfShape", "Range", "Shape", "Size"})
-_FILTERS = "Train INT8 (--recipe qat-int8), or take 4 bits as they are (--recipe int4)."
 _REMEDY = "Leave the stage quantize-aware-train out, or export the model with plainer operators."
 
 
@@ -84,7 +83,7 @@ class GraphModule(Module):
 
     def forward(self, feed: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Run the graph; one whose batch is fixed runs piece by piece, unless all at once gives the same."""
-        values = self._values()
+        values = self.values()
         count, rows = len(next(iter(feed.values()))), self.layout.rows
         if not rows or count == rows:
             return self._run_all(feed, values)
@@ -121,19 +120,18 @@ class GraphModule(Module):
         known: dict[str, Any] = {"": None, **feed, **values}
         device = next(iter(feed.values())).device
         for node in self.layout.nodes:
-            made = self._run(node, [known[name] for name in node.inputs])
+            made = self.run_node(node, [known[name] for name in node.inputs])
             if node.op in _MADE_ON_CPU:
                 made = made.to(device)
             known.update(zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=False))
         return {name: known[name] for name in self.layout.outputs}
 
-    def _run(self, node: Node, given: list[Any]) -> Any:
+    def run_node(self, node: Node, given: list[Any]) -> Any:
+        """Compute the outputs of one node from its inputs."""
         if node.op == "Constant":
             return _constant(node)
         if node.op == "Reshape" and self.layout.blocked(node.outputs[0]):
             return given[0]  # codes in blocks keep their rows and blocks
-        if node.op in BLOCKED and len(given) > ZERO and given[ZERO] is not None:
-            given[ZERO] = _cut(given[ZERO], given[BLOCKED[node.op]])
         if node.op in self.block_kernels and self.layout.fuses(node):
             given[0] = in_blocks(given[0], _KERNEL_BLOCK)
         try:
@@ -143,7 +141,7 @@ class GraphModule(Module):
 
     # --- values of initializers --------------------------------------------------------------------------------------
 
-    def _values(self) -> dict[str, torch.Tensor]:
+    def values(self) -> dict[str, torch.Tensor]:
         """Return every initializer as it is used now."""
         found: dict[str, torch.Tensor] = {
             name: getattr(self, f"constant_{number}") for number, name in enumerate(self.constants)
@@ -214,7 +212,7 @@ class GraphModule(Module):
 
         found: dict[str, Array] = {}
         with torch.no_grad():
-            values = self._values()
+            values = self.values()
         for weight, codes in zip(self.weights, self.integers(), strict=True):
             plain = codes.cpu().numpy().astype(np.int32)
             found[weight.name] = weight.packed.pack(plain) if weight.packed else plain
@@ -249,19 +247,9 @@ def _unit(weight: Weight, latent: torch.Tensor, ratios: dict[str, torch.Tensor])
     return along(ratios[weight.scale], latent, weight.axis or 0, weight.block)
 
 
-def _cut(zeros: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
-    """Leave out the zero points that only fill up a last byte."""
-    found: torch.Tensor = zeros.reshape(codes.shape[0], -1)[:, : codes.shape[1]]
-    return found
-
-
 def _check_operators(nodes: list[Node]) -> None:
     graph_ops.enter_elementwise()
     for node in nodes:
-        if node.op == "BitShift":
-            raise UnsupportedError(
-                "filters of a Conv that are stored in blocks cannot be trained", where=node.name, remedy=_FILTERS
-            )
         if node.op not in graph_ops.OPERATORS and node.op != "Constant":
             raise UnsupportedError(f"{node.op} cannot be trained through", where=node.name, remedy=_REMEDY)
 

@@ -73,7 +73,7 @@ def _matmul_integer(x: list[Any], _a: Attributes) -> Any:
 @operator("MatMulNBits")
 def _matmul_blocks(x: list[Any], a: Attributes) -> Any:
     """Multiply with [rows, blocks, block] codes; see onnxruntime's contrib operators."""
-    weight = _blocks(x, a).flatten(1)[:, : a["K"]]
+    weight = block_values(x, a).flatten(1)[:, : a["K"]]
     data = in_blocks(x[0], a["block_size"]) if a.get("accuracy_level", 0) == FUSED_LEVEL else x[0]
     found = data @ weight.transpose(0, 1)
     return found if len(x) < 6 or x[5] is None else found + x[5]  # noqa: PLR2004 - the sixth is the bias
@@ -84,17 +84,17 @@ def _gather_blocks(x: list[Any], a: Attributes) -> Any:
     codes, places = x[0], x[1].long()
     rows = (places + (places < 0) * codes.shape[0]).reshape(-1)
     picked = [codes[rows], None, *(None if v is None else v.reshape(codes.shape[0], -1)[rows] for v in x[2:])]
-    weight = _blocks([None, *picked[:1], *picked[2:]], a)
+    weight = block_values([None, *picked[:1], *picked[2:]], a)
     return weight.flatten(1).reshape(*places.shape, -1)
 
 
-def _blocks(x: list[Any], a: Attributes) -> Any:
+def block_values(x: list[Any], a: Attributes) -> Any:
     """Return the values [rows, blocks, block] of codes in x[1], scales in x[2] and zero points in x[3]."""
     codes = x[1]
     scales = x[2].reshape(codes.shape[0], codes.shape[1], 1)
     zero = 2.0 ** (a.get("bits", 4) - 1)
     if len(x) > 3 and x[3] is not None:  # noqa: PLR2004 - data, codes, scales, zero points
-        zero = x[3].reshape(codes.shape[0], codes.shape[1], 1)
+        zero = x[3].reshape(codes.shape[0], -1)[:, : codes.shape[1], None]  # a last byte may be filled up
     return (codes - zero) * scales
 
 

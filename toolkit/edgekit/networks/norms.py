@@ -1,8 +1,9 @@
-"""Batch normalization while a trained network is trained further: statistics are settled once, then held.
+"""Batch normalization while a trained network is trained further.
 
-Normalized by the statistics of single batches it is another network than the one that will run, all the more for small
-batches; so layers use their running statistics, as they will on the device. After pruning those belong to a network
-that is gone: they are estimated anew, over training samples, before the first step.
+After pruning, running statistics belong to a network that is gone: they are estimated anew, over training samples,
+before the first step. Then batches of enough samples normalize by their own statistics, as in training from the start,
+which bears the rates that win back what pruning took; running ones follow. Small batches would make another network of
+it than the one that will run: there the running statistics are held.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
+
+
+ENOUGH = 16
+"""Samples of a batch from which it may normalize by its own statistics."""
 
 
 def norms_of(module: torch.nn.Module) -> list[Any]:
@@ -49,6 +54,11 @@ def settling(module: torch.nn.Module) -> Iterator[None]:
 def statistics(module: torch.nn.Module) -> list[torch.Tensor]:
     """Return copies of all running statistics."""
     return [buffer.clone() for part in norms_of(module) for buffer in part.buffers()]
+
+
+def running(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the running means and variances themselves."""
+    return [buffer for part in norms_of(module) for buffer in part.buffers() if buffer.is_floating_point()]
 
 
 def restore(module: torch.nn.Module, kept: Iterable[torch.Tensor]) -> None:

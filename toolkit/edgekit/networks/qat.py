@@ -15,12 +15,15 @@ import numpy as np
 
 from edgekit.artifact import MAIN
 from edgekit.errors import UnsupportedError
+from edgekit.events import Finding
 from edgekit.networks.child import Tell
 from edgekit.networks.feeds import Batch, Feeds
 from edgekit.networks.finetune import Goal, make_goal
+from edgekit.networks.graph_floats import start_between
 from edgekit.networks.graph_module import GraphModule, graph_module
 from edgekit.networks.oscillation import watch
-from edgekit.networks.train import Forward, Loss, Schedule, Tensors, fit, outputs_of
+from edgekit.networks.schedule import Fitted, Schedule
+from edgekit.networks.train import Forward, Loss, Tensors, fit, outputs_of
 
 LEARNED = "learned.safetensors"
 OUTPUTS = "outputs.npz"
@@ -29,6 +32,8 @@ OUTPUTS = "outputs.npz"
 _CHECKED = 64
 _RATE = 1e-4
 _TRAVEL = 0.01
+_SHORT_TRAVEL = 0.25
+_FINE = 4e-4  # of the largest value: 0.00005 for the weights of a transformer
 _MOST_A_STEP = 0.1  # steps of the grid that a weight moves in one step of the optimizer, at most
 _MOST_OF_FINE = 2.5  # the same over the number of steps up to the largest value: fine grids lose more by haste
 
@@ -39,7 +44,8 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     Args:
         arguments: `folder` (of the quantized graph), `feeds`, `scratch`, `result` (a folder), `threads`, `seed`,
             `labels`, `teacher`, `epochs`, `batch`, `rate`, `patience`, `alpha`, `temperature`, `pull` (the largest
-            lambda), `learn_scales`, `bits` (of int8 weights), `block_kernels` (see `GraphModule`).
+            lambda), `learn_scales`, `bits` (of int8 weights), `block_kernels` (see `GraphModule`), `floats` (path of a
+            float graph that weights start from, see `start_between`; or empty).
         tell: gets progress and findings.
 
     Returns:
@@ -64,6 +70,8 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     if not module.weights:
         remedy = "Quantize it first: put quantize-int8 or quantize-int4 before quantize-aware-train."
         raise UnsupportedError("the graph has no integer weights to train", where=MAIN, remedy=remedy)
+    floats = arguments["floats"]
+    between = start_between(module, Path(floats)) if floats else frozenset[int]()
     feeds = Feeds(Path(arguments["feeds"]), seed=int(arguments["seed"]), batch=int(arguments["batch"]))
     goal = make_goal(module, feeds, arguments, tell)
     oscillation = watch(module)
@@ -88,7 +96,7 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
         schedule,
         scratch=Path(arguments["scratch"]) / "train",
         tell=tell,
-        groups=_groups(module, rate, schedule.epochs * feeds.steps()),
+        groups=_groups(module, between, rate, schedule.epochs * feeds.steps()),
         judge=goal.loss(),
         after_step=after_step,
     )
@@ -103,9 +111,19 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
             "weights": sum(value.numel() for value in module.latents),
             "biases": len(module.biases),
             "scales": len(module.scale_names),
+            "matrices": len(module.latents),
+            "from_floats": len(between),
         },
-        "findings": [msgspec.to_builtins(finding) for finding in goal.findings],
+        "findings": [msgspec.to_builtins(finding) for finding in (*goal.findings, *_nothing_gained(fitted))],
     }
+
+
+def _nothing_gained(fitted: Fitted) -> list[Finding]:
+    if fitted.best > 0:
+        return []
+    text = "training found nothing nearer to its goal on held-out samples: the graph is as it came in"
+    remedy = "Give more training data or epochs, or a lower `rate`."
+    return [Finding(severity="note", node="", rule="qat-gained-nothing", text=text, remedy=remedy)]
 
 
 def _loss(module: GraphModule, goal: Goal, pull: float) -> Loss:
@@ -118,20 +136,28 @@ def _loss(module: GraphModule, goal: Goal, pull: float) -> Loss:
     return loss
 
 
-def _groups(module: GraphModule, rate: float, steps: int) -> list[dict[str, Any]]:
+def _groups(module: GraphModule, between: frozenset[int], rate: float, steps: int) -> list[dict[str, Any]]:
     """Return parameter groups: `rate` is in units of the largest value that a weight can have.
 
     A rate of 0 lets a weight travel over the whole training (a cosine, so half of the steps count) as far as a
-    hundredth of that value, or one step of its grid where those are coarser: else no integer could change.
+    hundredth of that value, or one step of its grid where those are coarser: else no integer could change. Weights that
+    start between integers have some that change at once: a quarter of a step will do, and no more haste than
+    fine-tuning has.
     """
 
-    def fitting(half: float) -> float:
-        most = min(_MOST_A_STEP, _MOST_OF_FINE / half)
-        return rate * half if rate else min(2 * max(1.0, _TRAVEL * half) / max(steps, 1), most)
+    def fitting(half: float, *, found: bool) -> float:
+        if rate:
+            return rate * half
+        least, most = (_SHORT_TRAVEL, _FINE * half) if found else (1.0, _MOST_A_STEP)
+        return min(2 * max(least, _TRAVEL * half) / max(steps, 1), most, _MOST_OF_FINE / half)
 
     groups = [
-        {"params": [latent], "lr": fitting((weight.high - weight.low) / 2), "weight_decay": 0.0}
-        for weight, latent in zip(module.weights, module.latents, strict=True)
+        {
+            "params": [latent],
+            "lr": fitting((weight.high - weight.low) / 2, found=number in between),
+            "weight_decay": 0.0,
+        }
+        for number, (weight, latent) in enumerate(zip(module.weights, module.latents, strict=True))
     ]
     others = [list(parameters) for parameters in (module.bias_values, module.floats, module.ratios)]
     return groups + [{"params": found, "lr": rate or _RATE, "weight_decay": 0.0} for found in others if found]

@@ -6,6 +6,7 @@ of it (projections between layers, integers of a graph), and no parameter has to
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgekit.errors import InputError
@@ -63,6 +64,12 @@ class Team:
         if self.size > 1:
             for value in [*module.parameters(), *module.buffers()]:
                 value.data.copy_(broadcast(value.detach().clone()))
+
+    def average(self, values: Iterable[torch.Tensor]) -> None:
+        """Replace tensors by their mean over all processes."""
+        if self.size > 1:
+            for value in values:
+                value.copy_(self._accelerator.reduce(value.clone(), reduction="mean"))
 
     def average_gradients(self, module: torch.nn.Module, fault: InputError | None) -> None:
         """Replace gradients by their mean over all processes.

@@ -1,15 +1,15 @@
 """The one training loop: seeded, on Hugging Face accelerate, with a checkpoint every epoch and an early stop.
 
-A tenth of the training samples is never trained on: its loss says which epoch is kept. The evaluation split has no
-part in it. Every epoch draws its random numbers anew from the seed, so that a training that was killed and resumed
-ends where an uninterrupted one does. Several processes (see `launched`) take a share of the batches each.
+A tenth of the training samples, at most 256, is never trained on: its loss says which epoch is kept. The evaluation
+split has no part in it. Every epoch draws its random numbers anew from the seed, so that a training that was killed
+and resumed ends where an uninterrupted one does. Several processes (see `launched`) take a share of the batches each.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,9 @@ from edgekit.networks.faults import check_finite, name_fault
 from edgekit.networks.feeds import Batch, Feeds
 from edgekit.networks.layout import channels_last, takes_channels_last
 from edgekit.networks.network import Network, evaluating, flatten
-from edgekit.networks.norms import hold_norms, norms_of, restore, settling, statistics
+from edgekit.networks.norms import hold_norms, norms_of, restore, running, settling, statistics
 from edgekit.networks.repeatable import deterministic, seed_all
+from edgekit.networks.schedule import Fitted, Schedule, share_of_rate
 from edgekit.networks.team import Team
 
 if TYPE_CHECKING:
@@ -35,49 +36,8 @@ Forward = Callable[[Tensors], Tensors]
 Loss = Callable[[Forward, Batch, Tensors, float], Tensors]
 """Forward, the batch, its feed as tensors, and the share of the training that is done, to named terms of the loss."""
 
-_WARM = 0.1
 _CLIP = 1.0
 _SETTLE = 64
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """How long and how fast to train.
-
-    Attributes:
-        epochs: at most so many passes over the training samples.
-        rate: highest learning rate; it rises over the first tenth of the steps and falls along a cosine.
-        patience: epochs without a better held-out loss after which training ends.
-        decay: weight decay of matrices and kernels.
-        seed: the only source of randomness.
-        label: what progress is called.
-    """
-
-    epochs: int
-    rate: float
-    patience: int = 3
-    decay: float = 0.01
-    seed: int = 0
-    label: str = "train"
-
-
-@dataclass(kw_only=True)
-class Fitted:
-    """What a training did.
-
-    Attributes:
-        history: per epoch the mean of every term of the loss, and the held-out loss (`held_out`); the first entry is
-            what there was before (with `before_norms`, where statistics of batch normalization were settled first).
-        best: the entry that was kept; 0 is the start.
-    """
-
-    history: list[dict[str, float]] = field(default_factory=list)
-    best: int = 0
-
-    def facts(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        rounded = [{key: float(f"{value:.6g}") for key, value in row.items()} for row in self.history]
-        return {"epochs": len(self.history) - 1, "kept_epoch": self.best, "history": rounded}
 
 
 def runner_of(network: Network) -> torch.nn.Module:
@@ -173,17 +133,19 @@ class _Run:
         self.channels_last = takes_channels_last(self.module, self._feed(self.feeds.load(self.feeds.held_out()[0])))
         if self.channels_last:
             self.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in torch's stubs
+        given = unique_state(self.module)
         fitted, best, start = self._resumed()
         for epoch in range(start, self.schedule.epochs + 1):
-            if epoch - 1 - fitted.best >= self.schedule.patience:
+            if fitted.is_stuck(self.schedule.patience):
                 break
             seed_all(self.schedule.seed, epoch, *([self.team.rank] if self.team.rank else []))
             row = self._epoch(epoch)
-            row["held_out"] = self._judged(epoch / self.schedule.epochs)
-            fitted.history.append(row)
-            if row["held_out"] < fitted.history[fitted.best]["held_out"]:
-                fitted.best, best = epoch, unique_state(self.module)
+            row |= self._judgement(epoch / self.schedule.epochs)
+            if fitted.add(row, start_counts=self.schedule.start_counts):
+                best = unique_state(self.module)
             self._save(fitted, best)
+        if fitted.harmed():
+            fitted.best, best = 0, given
         load_unique(self.module, best)
         self.module.to(memory_format=torch.contiguous_format).to("cpu")  # type: ignore[call-overload]
         return fitted
@@ -197,7 +159,7 @@ class _Run:
             self.team.start_alike(self.module)
             fitted = Fitted(history=progress["history"], best=progress["best"])
             return fitted, best, len(fitted.history)
-        fitted = Fitted(history=[self._settled({"held_out": self._judged(0.0)})])
+        fitted = Fitted(history=[self._settled(self._judgement(0.0))])
         self.team.start_alike(self.module)
         best = unique_state(self.module)
         self._save(fitted, best)
@@ -214,11 +176,11 @@ class _Run:
         with torch.no_grad(), evaluating(self.module), settling(self.module):
             for samples in plan:
                 self.loss(self._forward, batch := self.feeds.load(samples), self._feed(batch), 0.0)
-        found = self._judged(0.0)
-        if not found < start["held_out"]:
+        found = self._judgement(0.0)
+        if not found["held_out"] < start["held_out"]:
             restore(self.module, kept)
             return start
-        return {"before_norms": start["held_out"], "held_out": found}
+        return {"before_norms": start["held_out"], **found}
 
     def _save(self, fitted: Fitted, best: State) -> None:
         if not self.team.leads:
@@ -230,11 +192,13 @@ class _Run:
         plan = self.team.steps(self.feeds.epoch(epoch))
         total, sums = self.schedule.epochs * len(plan), dict[str, float]()
         _set_training(self.module, on=True)
-        hold_norms(self.module)
+        if not self.schedule.live_norms:
+            hold_norms(self.module)
         label = f"{self.schedule.label} {epoch}/{self.schedule.epochs}"
         for step, samples in enumerate(plan):
             done = ((epoch - 1) * len(plan) + step) / total
-            self._set_rate(done)
+            for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+                group["lr"] = peak * share_of_rate(done)
             self.optimizer.zero_grad()
             terms, fault = self._backward(self.feeds.load(samples), done, f"epoch {epoch}, step {step + 1}")
             self.team.average_gradients(self.module, fault)
@@ -244,6 +208,8 @@ class _Run:
             for name, value in terms.items():
                 sums[name] = sums.get(name, 0.0) + value
             self.tell(events.Progress(label=label, done=step + 1, total=len(plan)))
+        if self.schedule.live_norms:
+            self.team.average(running(self.module))
         means = self.team.total(*(value / len(plan) / self.team.size for value in sums.values()))
         return dict(zip(sums, means, strict=True))
 
@@ -265,13 +231,20 @@ class _Run:
             return told, error
         return told, None
 
-    def _judged(self, done: float) -> float:
-        """Return the mean held-out loss, sample by sample."""
+    def _judgement(self, done: float) -> dict[str, float]:
+        """Return what an epoch is judged by."""
+        found = {"held_out": self._judged(self.feeds.held_out(), done)}
+        if not self.schedule.start_counts:
+            found["seen"] = self._judged(self.feeds.seen(), done)
+        return found
+
+    def _judged(self, plan: list[list[int]], done: float) -> float:
+        """Return the mean loss of batches in evaluation mode, sample by sample."""
         import torch
 
         found, count = 0.0, 0
         with torch.no_grad(), evaluating(self.module):
-            for samples in self.team.share(self.feeds.held_out()):
+            for samples in self.team.share(plan):
                 batch = self.feeds.load(samples)
                 feed = self._feed(batch)
                 terms = self.judge(self._forward, batch, feed, done)
@@ -294,11 +267,6 @@ class _Run:
 
         feed = {name: torch.from_numpy(array).to(self.accelerator.device) for name, array in batch.feed.items()}
         return channels_last(feed) if self.channels_last else feed
-
-    def _set_rate(self, done: float) -> None:
-        factor = done / _WARM if done < _WARM else 0.5 * (1 + math.cos(math.pi * (done - _WARM) / (1 - _WARM)))
-        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
-            group["lr"] = peak * max(factor, 1e-3)
 
 
 def outputs_of(module: torch.nn.Module, feeds: Feeds, plan: list[list[int]]) -> Iterator[tuple[Batch, Tensors]]:

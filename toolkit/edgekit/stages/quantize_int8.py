@@ -57,7 +57,7 @@ class QuantizeInt8:
     Args:
         precision: `w8a8`; `w8a16` (16-bit activations) or `w4a16` (4-bit weights too) where the dialect has them.
         method: how activation ranges are chosen: `minmax`, `percentile`, `mse`, `entropy`; `auto` takes the best of
-            the first three on held-out calibration samples.
+            the first three on held-out calibration samples (on all of fewer than 36).
         mode: `static` (ranges from calibration), `dynamic` (products of MatMul and Gemm with ranges at run time),
             `weights` (weights only); `auto` decides by the graph and by measured distance.
         plan: `[[stage.plan]]` tables, each with `match` (a glob of node names or op types) and `mode` (`float`,
@@ -77,7 +77,7 @@ class QuantizeInt8:
     """
 
     name: ClassVar[str] = "quantize-int8"
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 6
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})

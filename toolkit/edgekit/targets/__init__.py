@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgekit import events
+from edgekit.budget import Effort, parse_effort
+from edgekit.errors import UsageError
 from edgekit.profile import Profile
 from edgekit.target import Target
 from edgekit.targets import htp_sim
@@ -16,7 +18,13 @@ __all__ = ["CompositeTarget", "default_target", "open_target"]
 
 
 def open_target(
-    url: str, profile: Profile, *, keep: Path | None = None, listen: events.Listener = events.ignore
+    url: str,
+    profile: Profile,
+    *,
+    keep: Path | None = None,
+    simulate: str | None = None,
+    threads: int = 1,
+    listen: events.Listener = events.ignore,
 ) -> Target:
     """Return the target of a URL, not yet connected.
 
@@ -25,15 +33,24 @@ def open_target(
         profile: what it should be; a machine of another kind is told in the target's `findings`.
         keep: the folder (the store's `scratch`) that holds the outputs of an evaluation's finished chunks until it has
             ended, so that the same command goes on after a kill; None: they are not kept.
+        simulate: how much a simulator runs: `500` samples, or what `10m` of a core are enough for.
+        threads: how many samples a simulator runs at a time.
         listen: gets what a device tells of long work (an engine that is built, a load that is kept up), from another
             thread.
 
     Raises:
-        UsageError: no target has such a URL, with a suggestion.
+        UsageError: no target has such a URL, with a suggestion; `simulate` for what is no simulator.
         TargetError, UnsupportedError: the simulator is not installed, or not one of the profile's chip.
     """
     if url == htp_sim.URL:
-        return htp_sim.HtpSimTarget(profile)
+        effort = parse_effort(simulate, "simulate") if simulate else Effort()
+        return htp_sim.HtpSimTarget(profile, effort, keep=keep, threads=threads)
+    if simulate:
+        raise UsageError(
+            f"'{simulate}', and {url} is no simulator: all samples run there",
+            where="simulate",
+            remedy=f"Leave it out, or simulate: --target {htp_sim.URL}",
+        )
     if url.partition("://")[0] == SCHEME:
         return AiHubTarget(url, profile)
     return CompositeTarget(open_transport(url), profile, keep=keep, listen=listen)

@@ -4,31 +4,60 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
 import tempfile
-from collections.abc import Iterable, Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from edgekit.budget import Figure, Provenance
+from edgekit.artifact import sha256_file
+from edgekit.budget import Effort, Figure, Provenance
 from edgekit.errors import IntegrityError, TargetError, UnsupportedError
 from edgekit.events import Finding
-from edgekit.jobs import encode_feeds, run_job
+from edgekit.jobs import encode_feeds, run_job, runner_files
 from edgekit.profile import Profile
 from edgekit.target import Bundle, Feed, GoldenResult, Tolerance
 from edgekit.targets.chunks import check_outputs, chunks, read_outputs
 from edgekit.targets.figures import PERCENTILES
+from edgekit.targets.kept import Kept
+from edgekit.targets.workplace import content_of
 
 URL = "htp-sim"
 PLUGIN = "onnxruntime-qnn"
 
 SECONDS = 60.0
 """CPU seconds that simulating the samples of one model may take: a busy machine looks at the same samples."""
+AT_ONCE = 16
+"""Samples that the first child simulates; each further one as many as all before it: a kill loses half at most."""
 FEWEST = 4
 """Samples that are simulated however long they take."""
 
 _SHORT, _MANY = 1.0, 16
 _TIMEOUT = 7200.0
 _FEEDS = "feeds.npz"
+_ENGINE = "htp"
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Outputs of some feeds in a file, of a child that took so many CPU seconds for so many of them; 0 when kept."""
+
+    scratch: tempfile.TemporaryDirectory[str]
+    outputs: Path
+    keys: list[dict[str, str]]
+    seconds: float
+    ran: int
+
+    def read(self, spent: list[float]) -> Iterator[Feed]:
+        """Yield the outputs one by one; the files go away after the last. Seconds and samples are added to `spent`."""
+        spent[0] += self.seconds
+        spent[1] += self.ran
+        with self.scratch:
+            yield from read_outputs(self.outputs, self.keys)
 
 
 def is_installed() -> bool:
@@ -48,11 +77,20 @@ class HtpSimTarget:
     Attributes:
         url: `htp-sim`.
         provenance: `simulated`.
-        findings: none of its own.
+        findings: what was taken from an earlier run.
+        seconds_each: CPU seconds that a sample took; 0 before one has run.
     """
 
-    def __init__(self, profile: Profile) -> None:
+    def __init__(
+        self, profile: Profile, effort: Effort | None = None, *, keep: Path | None = None, threads: int = 1
+    ) -> None:
         """Take the profile whose SoC is simulated.
+
+        Args:
+            profile: of a Qualcomm SoC.
+            effort: how many samples, or how long; default: `SECONDS`.
+            keep: the folder that holds the outputs of chunks, so that none is simulated twice; None: they are not kept.
+            threads: how many children simulate at a time, each with one thread.
 
         Raises:
             TargetError: the simulator is not installed.
@@ -61,6 +99,10 @@ class HtpSimTarget:
         self.url = URL
         self.provenance: Provenance = "simulated"
         self.findings: list[Finding] = []
+        self.seconds_each = 0.0
+        self._effort = effort or Effort()
+        self._keep = keep
+        self._threads = threads
         self._soc = profile.settings.get("htp", {}).get("soc_model")
         if self._soc is None:
             raise UnsupportedError(
@@ -98,30 +140,63 @@ class HtpSimTarget:
         return {"simulator": URL, "soc_model": str(self._soc), **found}
 
     def affordable(self, bundle: Bundle, feed: Feed, wanted: int) -> int:
-        """Return how many of `wanted` samples fit into `SECONDS`, by timing some; `FEWEST` in any case.
+        """Return how many of `wanted` samples are asked for; else how many fit into the time, but `FEWEST` at least.
 
-        It is rounded down to 1, 2 or 5 times a power of ten, so that the next build looks at the same samples.
+        Some are timed for that; it is rounded down to 1, 2 or 5 times a power of ten, so that the next build looks at
+        the same samples.
         """
+        if self._effort.samples:
+            return min(wanted, self._effort.samples)
         seconds = self._seconds(bundle, [feed])
         if seconds < _SHORT:  # most of it was the first run's own
-            seconds = self._seconds(bundle, [feed] * _MANY) / _MANY
-        fit = max(FEWEST, round_number(SECONDS / max(seconds, 1e-6)))
+            seconds = self._seconds(bundle, [feed] * _MANY)
+        self.seconds_each = seconds
+        fit = max(FEWEST, round_number((self._effort.seconds or SECONDS) / max(seconds, 1e-6)))
         return min(wanted, fit)
 
     def run(self, bundle: Bundle, feeds: Iterable[Feed]) -> Iterator[Feed]:
         """Yield the outputs of each feed, in order; a chunk of feeds is held at a time.
+
+        A simulator gives the same every time, so a chunk that was simulated in an earlier run is not again.
 
         Raises:
             UnsupportedError: the bundle was compiled for another SoC, or not at all, or the simulator refuses it.
             InputError: a feed that does not fit the model.
             TargetError: the simulator ran out of memory or time.
         """
-        for chunk in chunks(feeds):
-            with tempfile.TemporaryDirectory(prefix="edgekit-sim-") as scratch:
-                count = len(chunk)
-                result = self._infer(bundle, chunk, Path(scratch))
-                outputs = Path(scratch, result["outputs"][0])
-                yield from read_outputs(outputs, check_outputs(outputs, count, self.url))
+        kept = Kept(self._keep, self._identity(bundle) if self._keep is not None else {})
+        stop, waiting, spent, count = threading.Event(), deque[Future[_Chunk]](), [0.0, 0.0], 0
+        pool = ThreadPoolExecutor(self._threads)
+        try:
+            for chunk in _growing(feeds, self._threads):
+                count += 1
+                waiting.append(pool.submit(self._simulated, bundle, chunk, kept, stop.is_set))
+                if len(waiting) >= self._threads:
+                    yield from waiting.popleft().result().read(spent)
+            while waiting:
+                yield from waiting.popleft().result().read(spent)
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+        self.seconds_each = spent[0] / spent[1] if spent[1] else self.seconds_each
+        if kept.found:
+            text = f"outputs of {kept.found} of {count} chunks come from an earlier run of the same binary"
+            self.findings.append(Finding(severity="note", node=self.url, rule="target-resumed", text=text))
+
+    def _simulated(self, bundle: Bundle, feeds: list[Feed], kept: Kept, stop: Callable[[], bool]) -> _Chunk:
+        """Simulate some feeds in a child, unless what they give is kept."""
+        scratch = tempfile.TemporaryDirectory(prefix="edgekit-sim-")
+        inputs = Path(scratch.name, _FEEDS)
+        inputs.write_bytes(encode_feeds(feeds))
+        name = sha256_file(inputs)[:32]
+        outputs, seconds, ran = kept.find(name, _ENGINE), 0.0, 0
+        if outputs is not None:
+            return _Chunk(scratch, outputs, check_outputs(outputs, len(feeds), self.url), seconds, ran)
+        result = self._infer(bundle, Path(scratch.name), stop)
+        outputs = Path(scratch.name, result["outputs"][0])
+        keys = check_outputs(outputs, len(feeds), self.url)
+        kept.keep(name, _ENGINE, outputs)
+        return _Chunk(scratch, outputs, keys, float(result["cpu_seconds"]), len(feeds))
 
     def measure(
         self, bundle: Bundle, feed: Feed, *, runs: int, threads: int, sustained: float = 0
@@ -149,11 +224,21 @@ class HtpSimTarget:
 
     def _seconds(self, bundle: Bundle, feeds: list[Feed]) -> float:
         with tempfile.TemporaryDirectory(prefix="edgekit-sim-") as scratch:
-            return float(self._infer(bundle, feeds, Path(scratch))["cpu_seconds"])
+            Path(scratch, _FEEDS).write_bytes(encode_feeds(feeds))
+            return float(self._infer(bundle, Path(scratch))["cpu_seconds"]) / len(feeds)
 
-    def _infer(self, bundle: Bundle, feeds: list[Feed], scratch: Path) -> dict[str, Any]:
-        (scratch / _FEEDS).write_bytes(encode_feeds(feeds))
-        return self._start("infer", self._job(bundle) | {"inputs": [_FEEDS], "outputs": "out"}, scratch)
+    def _identity(self, bundle: Bundle) -> dict[str, Any]:
+        """Return what outputs depend on beside the samples: the binary, the simulator and the runner."""
+        return {
+            "bundle": content_of(bundle),
+            "context": bundle.facts.get("context"),
+            "simulator": self.fingerprint(),
+            "runner": {path.name: sha256_file(path) for path in runner_files()},
+        }
+
+    def _infer(self, bundle: Bundle, scratch: Path, stop: Callable[[], bool] | None = None) -> dict[str, Any]:
+        """Simulate the feeds in a folder."""
+        return self._start("infer", self._job(bundle) | {"inputs": [_FEEDS], "outputs": "out"}, scratch, stop)
 
     def _job(self, bundle: Bundle) -> dict[str, Any]:
         context = bundle.facts.get("context")
@@ -175,9 +260,29 @@ class HtpSimTarget:
             "threads": 1,
         }
 
-    def _start(self, command: str, job: dict[str, Any], scratch: Path) -> dict[str, Any]:
+    def _start(
+        self, command: str, job: dict[str, Any], scratch: Path, stop: Callable[[], bool] | None = None
+    ) -> dict[str, Any]:
         try:
-            return run_job(command, job, scratch, timeout=_TIMEOUT)
+            return run_job(command, job, scratch, timeout=_TIMEOUT, stop=stop)
         except IntegrityError as error:
             remedy = "Parts of it may run on the CPU (--allow-fallback): the simulator runs what is on the HTP alone."
             raise UnsupportedError(error.text, where=URL, remedy=remedy) from error
+
+
+def _growing(feeds: Iterable[Feed], children: int) -> Iterator[list[Feed]]:
+    """Yield feeds in lists that grow: starting a child for few cheap samples would cost more than these.
+
+    Args:
+        feeds: all of them.
+        children: how many run at a time, and share what is left.
+    """
+    rest, size, done = iter(feeds), AT_ONCE, 0
+    while True:
+        before = done
+        for chunk in chunks(itertools.islice(rest, size)):
+            done += len(chunk)
+            yield chunk
+        if done == before:
+            return
+        size = max(AT_ONCE, done // children)
