@@ -229,14 +229,16 @@ def halved(bench: Bench, effort: Effort) -> Artifact:
     return taught
 
 
-def quantized(bench: Bench, graph: Artifact, name: str, bits: int = 8, **options: Any) -> tuple[float, float]:
+def quantized(
+    bench: Bench, graph: Artifact, name: str, bits: int = 8, epochs: int = QAT_EPOCHS, **options: Any
+) -> tuple[float, float]:
     """Quantize after training, then train; return both accuracies in points."""
     made = bench.stage(f"quantize-int{bits}", graph, **options)
     bench.add(name, made)
-    trained = bench.stage("quantize-aware-train", made, epochs=QAT_EPOCHS, learn_scales=bits == 8)
+    trained = bench.stage("quantize-aware-train", made, epochs=epochs, learn_scales=bits == 8)
     matches = trained.lineage[-1].facts["qat"]["matches"]
     say(f"  {name}: trained and written differ by {matches}")
-    bench.add(f"{name}, QAT", trained, QAT_EPOCHS)
+    bench.add(f"{name}, QAT", trained, epochs)
     return bench.accuracy(name), bench.accuracy(f"{name}, QAT")
 
 

@@ -7,14 +7,17 @@ import torch
 from edgekit import events
 from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.networks import teacher as teacher_module
+from edgekit.networks.blends import blended, can_blend
 from edgekit.networks.distill import distill
 from edgekit.networks.features import Matching, pair_layers, width_axis
 from edgekit.networks.feeds import Feeds, write_feeds
-from edgekit.networks.finetune import finetune
+from edgekit.networks.finetune import Goal, finetune, make_goal
 from edgekit.networks.intake import intake_torch
+from edgekit.networks.losses import Task
 from edgekit.networks.rebuild import rebuild
 from edgekit.networks.record import changes_of, read_record
 from edgekit.networks.teacher import open_teacher
+from edgekit.networks.train import runner_of
 from house import MemorySamples
 
 NETS = """
@@ -102,7 +105,8 @@ def arguments(place, tmp_path, teacher="teacher", **changes):
         "folder": str(place / "student"), "out": str(out), "scratch": str(tmp_path / "scratch"),
         "feeds": str(place / "feeds"), "shapes": {}, "dtypes": {}, "threads": 1, "seed": 0,
         "labels": ["zero", "one", "two"], "epochs": 6, "feature_epochs": 2, "batch": 16, "rate": 0.01, "patience": 6,
-        "decay": 0.01, "alpha": 0.7, "temperature": 2.5, "layers": {}, "config": {}, "teacher": given, **changes,
+        "decay": 0.01, "alpha": 0.7, "temperature": 2.5, "layers": {}, "config": {}, "blend": False,
+        "teacher": given, **changes,
     }  # fmt: skip
 
 
@@ -152,16 +156,70 @@ def test_another_number_of_classes_is_refused(place, tmp_path):
 def test_the_teacher_runs_once(place, tmp_path, monkeypatch):
     runs = []
     real = teacher_module._torch_run
-    monkeypatch.setattr(teacher_module, "_torch_run", lambda network: runs.append(1) or real(network))
+
+    def counted(network):
+        run = real(network)
+        return lambda feed: runs.append(len(feed["x"])) or run(feed)
+
+    monkeypatch.setattr(teacher_module, "_torch_run", counted)
     feeds = Feeds(place / "feeds", seed=0, batch=16)
     given = arguments(place, tmp_path)["teacher"]
     first = open_teacher(given, feeds, lambda _: None)
     again = open_teacher(given, Feeds(place / "feeds", seed=5, batch=7), lambda _: None)
-    assert runs == [1]
+    assert sum(runs) == len(feeds)
     batch = feeds.load(feeds.epoch(1)[0])
     wanted = first.network.run({"x": torch.from_numpy(batch.feed["x"])})["output"]
     for teacher in (first, again):
         torch.testing.assert_close(teacher.outputs(batch)["output"], wanted)
+
+
+def test_blends_are_taught_as_the_teacher_sees_them(place, tmp_path):
+    """The loss against its definition: a share of each sample and of the one opposite, and the teacher's outputs."""
+    feeds = Feeds(place / "feeds", seed=0, batch=16)
+    runner = runner_of(rebuild(place / "student"))
+    goal = make_goal(runner, feeds, arguments(place, tmp_path), lambda _: None)
+    assert can_blend(goal, feeds)
+    batch = feeds.load(feeds.epoch(1)[0])
+    x = torch.from_numpy(batch.feed["x"])
+    torch.manual_seed(3)
+    terms = blended(goal)(runner, batch, {"x": x}, 0.0)
+    torch.manual_seed(3)
+    share = 0.5 + 0.5 * float(torch.rand(()))
+    mixed = share * x + (1 - share) * x.flip(0)
+    logits = runner({"x": mixed})["output"]
+    wanted = rebuild(place / "teacher").run({"x": mixed})["output"]
+    soft, own = ((value / 2.5).log_softmax(-1) for value in (wanted, logits))
+    divergence = 0.7 * 2.5**2 * (soft.exp() * (soft - own)).sum(-1).mean()
+    torch.testing.assert_close(terms["soft"], divergence)
+    truth = torch.from_numpy(batch.labels)
+    one, other = (torch.nn.functional.cross_entropy(logits, side) for side in (truth, truth.flip(0)))
+    torch.testing.assert_close(terms["hard"], 0.3 * (share * one + (1 - share) * other))
+
+
+@pytest.mark.parametrize("feeds", ["feeds", "unlabeled"])
+def test_a_student_learns_from_blends(place, tmp_path, feeds):
+    options = {"blend": True, "feature_epochs": 0, "feeds": str(place / feeds)}
+    facts = distill(arguments(place, tmp_path, **options), lambda _: None)
+    assert facts["training"]["blended"]
+    held = [row["held_out"] for row in facts["training"]["history"]]
+    assert min(held) < 0.9 * held[0]
+    assert agreement(place, tmp_path / "out") > agreement(place, place / "student")
+
+
+def test_integers_and_values_are_not_blended(place, tmp_path):
+    rng = np.random.default_rng(0)
+    write_feeds(
+        MemorySamples([{"x": rng.integers(0, 9, (1, 8))} for _ in range(40)]), tmp_path / "tokens", events.ignore
+    )
+    pixels = MemorySamples(
+        [{"x": row} for row in pictures(40, 0)[:, None]], rng.normal(size=(40, 3)).astype(np.float32)
+    )
+    write_feeds(pixels, tmp_path / "values", events.ignore)
+    plain = Goal(task=None, soft=None, teacher=None, alpha=1.0)
+    assert not can_blend(plain, Feeds(tmp_path / "tokens", seed=0, batch=8))
+    values = Goal(task=Task(output="output", kind="values"), soft=None, teacher=None, alpha=0.5)
+    assert not can_blend(values, Feeds(tmp_path / "values", seed=0, batch=8))
+    assert can_blend(plain, Feeds(tmp_path / "values", seed=0, batch=8))
 
 
 def test_without_labels_only_the_teacher_counts(place, tmp_path):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edgekit import events
+from edgekit.networks.blends import blended, can_blend
 from edgekit.networks.child import Tell
 from edgekit.networks.features import Matching, pair_layers, watched
 from edgekit.networks.feeds import Batch, Feeds
@@ -33,7 +34,8 @@ def distill(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
 
     Args:
         arguments: as `finetune.finetune` has them, with a teacher, and `feature_epochs`, `layers` (student's module ->
-            teacher's module; empty: automatic) and `config` (of a smaller student; empty: the network itself).
+            teacher's module; empty: automatic), `blend` (whether samples are blended, where they can be) and `config`
+            (of a smaller student; empty: the network itself).
         tell: gets progress and findings.
 
     Returns:
@@ -60,11 +62,13 @@ def distill(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     schedule, scratch = schedule_of(arguments, network), Path(arguments["scratch"])
     findings = [*network.findings, *goal.findings]
     features = _match_features(runner, network, feeds, goal, arguments, tell, findings)
-    fitted = fit(runner, feeds, goal.loss(), schedule, scratch=scratch / "train", tell=tell)
+    blending = bool(arguments["blend"]) and can_blend(goal, feeds)
+    loss = blended(goal) if blending else goal.loss()
+    fitted = fit(runner, feeds, loss, schedule, judge=goal.loss(), scratch=scratch / "train", tell=tell)
     save_network(network.module, Path(arguments["folder"]), Path(arguments["out"]))
     return {
         "features": features,
-        "training": {**fitted.facts(), "rate": schedule.rate, "goal": goal.words()},
+        "training": {**fitted.facts(), "rate": schedule.rate, "goal": goal.words(), "blended": blending},
         "findings": [msgspec.to_builtins(finding) for finding in findings],
     }
 

@@ -115,11 +115,11 @@ class Goal:
 
         return terms
 
-    def terms(self, outputs: Tensors, batch: Batch, feed: Tensors) -> Tensors:
-        """Return the terms of the loss for the outputs of one batch."""
+    def terms(self, outputs: Tensors, batch: Batch, feed: Tensors, *, target: Tensors | None = None) -> Tensors:
+        """Return the terms of the loss for the outputs of one batch; `target`: the teacher's, if not those it kept."""
         found: Tensors = {}
         if self.soft is not None and self.teacher is not None and self.alpha > 0:
-            target = self.teacher.outputs(batch)
+            target = self.teacher.outputs(batch) if target is None else target
             found["soft"] = self.alpha * self.soft.loss(outputs, target, feed.get(_MASK))
         if self.task is not None and batch.labels is not None and self.alpha < 1:
             found["hard"] = (1 - self.alpha) * self.task.loss(outputs, batch.labels)

@@ -42,6 +42,7 @@ class Teacher:
         arrays: per bucket of the samples: output name -> [samples, rows of each, ...].
         labels: names of its classes in the order of its outputs; empty when unknown.
         network: the teacher itself where it is a model of torch, for intermediate features.
+        run: gives its outputs on other inputs: name -> array with its batch axis.
         findings: of its rebuilding.
     """
 
@@ -49,6 +50,7 @@ class Teacher:
     arrays: list[dict[str, Array]]
     labels: tuple[str, ...]
     network: Network | None
+    run: Run
     findings: tuple[events.Finding, ...]
 
     def outputs(self, batch: Batch) -> Tensors:
@@ -78,8 +80,8 @@ def open_teacher(given: dict[str, Any], feeds: Feeds, tell: Tell) -> Teacher:
     """
     cache, folder = Path(given["cache"]), Path(given["folder"])
     network = _rebuilt(folder, given, feeds) if given["kind"] == "torch" else None
+    run = _torch_run(network) if network is not None else _onnx_run(folder)
     if not (cache / _INDEX).is_file():
-        run = _torch_run(network) if network is not None else _onnx_run(folder)
         _compute(run, feeds, cache, tell)
     index = json.loads((cache / _INDEX).read_bytes())
     arrays = [
@@ -87,7 +89,8 @@ def open_teacher(given: dict[str, Any], feeds: Feeds, tell: Tell) -> Teacher:
         for bucket, names in enumerate(index["buckets"])
     ]
     findings = network.findings if network is not None else ()
-    return Teacher(feeds=feeds, arrays=arrays, labels=tuple(given["labels"]), network=network, findings=findings)
+    labels = tuple(given["labels"])
+    return Teacher(feeds=feeds, arrays=arrays, labels=labels, network=network, run=run, findings=findings)
 
 
 def _rebuilt(folder: Path, given: dict[str, Any], feeds: Feeds) -> Network:
@@ -109,12 +112,13 @@ def _torch_run(network: Network) -> Run:
         missing = sorted(set(network.examples) - set(feed))
         if missing:
             raise InputError(f"the teacher takes {', '.join(missing)} too", where="teacher", remedy=_SAME)
-        tensors = {name: torch.from_numpy(feed[name]) for name in network.examples}
+        device = next((parameter.device for parameter in network.module.parameters()), None)
+        tensors = {name: torch.from_numpy(feed[name]).to(device) for name in network.examples}
         try:
             found = network.run(tensors)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise _refused(error) from error
-        return {name: value.numpy() for name, value in found.items() if value.is_floating_point()}
+        return {name: value.cpu().numpy() for name, value in found.items() if value.is_floating_point()}
 
     return run
 

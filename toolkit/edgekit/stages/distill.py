@@ -34,6 +34,8 @@ class Distill:
         feature_epochs: passes for the features before; 0 leaves them out.
         temperature: softens the class scores of both.
         alpha: share of the teacher's outputs in the loss; the labels get the rest, and nothing without labels.
+        blend: learn outputs on blends of two samples each, as the teacher gives them there, where all inputs are floats
+            (images, sound) and labels are classes; the teacher runs in every step then.
         layers: student's module -> teacher's module; empty: blocks are matched evenly.
         batch: samples of one step.
         rate: highest learning rate; 0 takes 0.00005 for models of transformers and 0.001 for others.
@@ -55,6 +57,7 @@ class Distill:
     feature_epochs: int = 2
     temperature: float = 2.5
     alpha: float = 0.5
+    blend: bool = True
     layers: dict[str, str] = field(default_factory=dict)
     batch: int = 32
     rate: float = 0.0
@@ -93,7 +96,7 @@ class Distill:
             "out": os.fspath(out.resolve()),
             "labels": list(names_of(inputs)),
             "teacher": teacher_of(inputs, context, self.shapes, self.dtypes),
-            **{key: getattr(self, key) for key in (*numbers, "config", "layers", "shapes", "dtypes")},
+            **{key: getattr(self, key) for key in (*numbers, "blend", "config", "layers", "shapes", "dtypes")},
         }
         environment = {**environment_of(inputs.artifact), **environment_of(inputs.teacher[0])}
         return train_in_child("edgekit.networks.distill:distill", inputs, context, options, environment=environment)
