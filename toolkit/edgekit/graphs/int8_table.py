@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from edgekit.graphs.decisions import Decision, What, float_decision
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import onnx
 
 _REST, _STORED = "_rest_QuantizeLinear", "_integers"  # how `int8_whole` names what it adds
+_TABLE = "_table"
 _BITS = {"int8": 8, "uint8": 8, "int16": 16, "uint16": 16, "int32": 32}
 _SEVEN = 7
 
@@ -34,8 +36,19 @@ def int8_decisions(
         writer: who writes it, and knows along which axis a stored weight has its scales.
         written: what was written; None: just the plan. What `int8_whole` put on grids beyond the plan is told too.
     """
-    rest = [] if written is None else _rest(written, planner)
-    return [*_Table(plan, planner, writer).rows(), *rest]
+    rows = _Table(plan, planner, writer).rows()
+    if written is None:
+        return list(rows)
+    bytes_ = {tensor.name for tensor in written.graph.initializer if tensor.data_type == tensor.UINT8}
+    return [*(_unsigned(row, bytes_) for row in rows), *_rest(written, planner)]
+
+
+def _unsigned(row: Decision, stored: Container[str]) -> Decision:
+    """Tell of a table that `int8_tables` lets count from 128."""
+    if row.what != "weight" or f"{row.tensor}_quantized" not in stored:
+        return row
+    why = row.why.replace(f"{row.granularity} int8", f"{row.granularity} uint8", 1) + ", counted from 128"
+    return msgspec.structs.replace(row, type="uint8", why=why)
 
 
 def _rest(written: onnx.ModelProto, planner: Planner) -> Iterator[Decision]:
@@ -45,6 +58,9 @@ def _rest(written: onnx.ModelProto, planner: Planner) -> Iterator[Decision]:
         tensor, _, mark = node.name.partition(_REST)
         if node.op_type == "QuantizeLinear" and not mark and tensor != node.name:
             maker = planner.index.producers.get(tensor)
+            if maker is None and tensor.endswith(_TABLE):
+                tensor = tensor.removesuffix(_TABLE)
+                maker = planner.index.producers.get(tensor)
             where = ("", "Input") if maker is None else (maker.name, maker.op_type)
             yield _on_grid(index, node, tensor, "activation", where)
         stored, mark, _ = node.input[0].partition(_STORED) if node.input else ("", "", "")

@@ -34,17 +34,13 @@ def unsigned_tables(graph: onnx.GraphProto, index: GraphIndex) -> Iterator[tuple
             continue
         if point is None or np.asarray(point).any():
             continue
-        stored, zero = (
-            index.fresh_name(dequantize.input[0] + "_bytes"),
-            index.fresh_name(dequantize.output[0] + "_middle"),
-        )
-        old = index.initializers.get(dequantize.input[0])
-        if old is None:
+        stored = index.initializers.get(dequantize.input[0])
+        if stored is None:
             continue
-        graph.initializer.remove(old)
-        graph.initializer.append(numpy_helper.from_array((values.astype(np.int16) + _MIDDLE).astype(np.uint8), stored))
+        zero = index.fresh_name(dequantize.output[0] + "_middle")
+        stored.CopyFrom(numpy_helper.from_array((values.astype(np.int16) + _MIDDLE).astype(np.uint8), stored.name))
         graph.initializer.append(numpy_helper.from_array(np.array(_MIDDLE, np.uint8), zero))
-        inputs = [stored, dequantize.input[_SCALE], zero]
+        inputs = [stored.name, dequantize.input[_SCALE], zero]
         del dequantize.input[:]
         dequantize.input.extend(inputs)
         yield dequantize, float(np.asarray(scale).reshape(()))

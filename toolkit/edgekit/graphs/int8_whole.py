@@ -182,7 +182,7 @@ class _Completion:
         table = self.tables.get(maker.input[0]) if maker is not None and maker.op_type == "Gather" else None
         if table is not None and name not in self.index.outputs:
             raw, source = self.index.fresh_name(name + "_bytes"), self.index.fresh_name(name + "_looked_up")
-            self.made += pair(name + "_table", name, raw, source, table, domain="")
+            self.made += pair(name + "_table_rest", name, raw, source, table, domain="")
         integers = self.index.fresh_name(name + "_integers")
         self.made += pair(name + "_rest", source, integers, result, grid, domain=self.domain)
 
