@@ -1,7 +1,7 @@
 """Quantizers side by side, in one run: edgekit's recipes, onnxruntime at its best, and the peers of the bar.
 
     python benchmarks/quantize.py INPUTS --bar [ROW ...] --peers DIR --keep DIR [--minilm DIR] [--limit N] [--pairs N]
-                                  [--windows N] [--iterations N] [--threads N]
+                                  [--windows N] [--iterations N] [--threads N] [--table]
     python benchmarks/quantize.py INPUTS [--only effnet|minilm] [--recipe NAME|FILE] [--profile NAME] [--keep DIR]
 
 INPUTS holds `effnet96_fp32.onnx`, `effnet96_calibration.npz`, `minilm_calibration.npz`, `minilm_evaluation.npz` and
@@ -24,7 +24,8 @@ The figures:
   machine do not count.
 - CPU s and peak MB: of a process that only calibrates and quantizes, without its imports and without simplifying.
 - --profile: the device whose runtime the graph is written for; on others than `host` the CPU's latency says nothing.
-- --keep: where candidates and figures stay; a run that was stopped goes on with them.
+- --keep: where candidates and figures stay; a run that was stopped goes on with them. Figures that were found with
+  another --limit, --windows or --iterations are found again; --table prints them as they are.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--bar", nargs="*", choices=list(ROWS), metavar="ROW", help=f"rows: {', '.join(ROWS)}")
     parser.add_argument("--peers", type=Path, help="folder of the peers' environments")
     parser.add_argument("--keep", type=Path, help="folder for candidates and figures; a stopped run goes on with it")
+    parser.add_argument("--table", action="store_true", help="with --bar: print what --keep holds, measure nothing")
     parser.add_argument("--minilm", type=Path, default=HERE.parent / "samples" / "text" / "minilm")
     parser.add_argument("--limit", type=int, help="evaluation rows")
     parser.add_argument("--pairs", type=int, default=40, help="pairs of timed runs")

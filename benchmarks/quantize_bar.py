@@ -51,9 +51,9 @@ class Goal:
         return self.text.format(figures[self.key]) + (f" +- {figures[self.error]:.2g}" if self.error else "")
 
     def behind(self, ours: Figures, theirs: Figures) -> str:
-        """Say by how much ours misses a peer's figure; nothing when it does not."""
+        """Say by how much ours misses a peer's figure; nothing when it does not, or both read the same."""
         missed = self.short(ours[self.key], theirs[self.key])
-        if missed <= 0:
+        if missed <= 0 or self.text.format(ours[self.key]) == self.text.format(theirs[self.key]):
             return ""
         error = math.hypot(ours[self.error], theirs[self.error]) if self.error else 0.0
         return self.text.format(missed) + (f", within the error of {error:.2g}" if missed <= error else "")
@@ -197,11 +197,12 @@ ROWS: dict[str, Callable[[Kept, argparse.Namespace, Path], None]] = {
 
 
 def bar(rows: Sequence[str], options: argparse.Namespace, keep: Path) -> None:
-    """Measure rows, each with its peers, and print them: every figure, then the table."""
+    """Measure rows, each with its peers, or read what was measured; print every figure, then the table."""
     found = {}
     for row in (row for row in ROWS if row in rows):
         found[row] = Kept(keep / f"{row}.json", row, options)
-        ROWS[row](found[row], options, keep)
+        if not options.table:
+            ROWS[row](found[row], options, keep)
         print(f"\n{row}: {found[row].about}")
         _show(found[row].figures)
     print("\n| the bar | ours | best peer of this run | goal | |\n|---|---|---|---|---|")

@@ -27,7 +27,7 @@ class Kept:
     """The figures of one row, in a file."""
 
     def __init__(self, file: Path, row: str, options: argparse.Namespace) -> None:
-        """Read the file if its figures were found with these options."""
+        """Read the file if its figures were found with these options, or any if nothing but the table is wanted."""
         self.row, self._file = row, file
         self.settings = {name: getattr(options, name) for name in SETTINGS[row]}
         self.figures: dict[str, Figures] = {}
@@ -36,7 +36,7 @@ class Kept:
         self._done: list[str] = []
         if file.exists():
             held = json.loads(file.read_text(encoding="utf-8"))
-            if held["settings"] == self.settings:
+            if held["settings"] == self.settings or options.table:
                 self.figures, self._done, self.about = held["figures"], held["done"], held["about"]
 
     def once(self, what: str, find: Callable[[], Mapping[str, Figures]]) -> None:

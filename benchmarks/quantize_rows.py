@@ -158,6 +158,7 @@ def calibration(kept: Kept, options: argparse.Namespace, keep: Path) -> None:
         found = [kept.figures[f"{side} {method}"] for method in methods]
         most = max(values["peak_mb"] for values in found)
         kept.figures[f"{side}: minmax, the largest"] = {"ratio": found[0]["ratio"], "peak_mb": most}
+    kept.save()
 
 
 def qnn(kept: Kept, options: argparse.Namespace, keep: Path) -> None:
