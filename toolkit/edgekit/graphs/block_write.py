@@ -179,10 +179,23 @@ class _Draft:
             self._constant(np.array([weight.rows, -1], np.int64), base + "_shape", owner)
             made = helper.make_node("Reshape", [base, base + "_shape"], [base + "_rows"], name=base + "_rows")
             self.head.setdefault(owner, []).append(made)
+        read = self._unfolded(base, owner) if weight.products and fmt.scale_type == "float16" else base
         for operand in weight.products:
-            self._product(operand, weight, codes, [base, scales, *zeros])
+            self._product(operand, weight, codes, [read, scales, *zeros])
         for operand in weight.lookups:
             self._lookup(operand, weight, codes, [base + "_rows", scales, *zeros])
+
+    def _unfolded(self, codes: str, owner: int) -> str:
+        """Return codes behind an Identity, which is folded with the Cast of their scales when a model is loaded.
+
+        Where nothing is folded (graph optimizations off), onnxruntime packs constant codes with scales that it does not
+        know yet, and computes nonsense; codes that are no constant either it reads as they are.
+        """
+        from onnx import helper
+
+        read = codes + "_read"
+        self.head.setdefault(owner, []).append(helper.make_node("Identity", [codes], [read], name=read))
+        return read
 
     def _product(self, operand: Operand, weight: BlockWeight, codes: BlockCodes, stored: list[str]) -> None:
         from onnx import helper

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from edgekit.networks.graph_packed import without_unpacking
+from edgekit.networks.graph_packed import without_copies, without_unpacking
 from edgekit.numerics.affine import BOUNDS
 from edgekit.numerics.packing import pack_codes, unpack_codes
 
@@ -112,7 +112,7 @@ class Layout:
         self.outputs = [value.name for value in model.graph.output]
         self.rows = _fixed_rows(model.graph)
         self.arrays = {tensor.name: _array(tensor) for tensor in model.graph.initializer}
-        nodes = [_node(node) for node in model.graph.node]
+        nodes = without_copies([_node(node) for node in model.graph.node], self.arrays, self.outputs)
         self.nodes, self._filters = without_unpacking(nodes, self.arrays, self.outputs)
         self.kinds = {tensor.name: _kind(tensor) for tensor in model.graph.initializer}
         self._readers: dict[str, list[tuple[Node, int]]] = {}

@@ -1,4 +1,4 @@
-"""Codes that a graph unpacks from bytes by itself, with BitShift, as `graphs.block_filters` stores filters of a Conv.
+"""Codes that a graph copies, or unpacks from bytes by itself with BitShift (see `graphs.block_filters`).
 
 A module that learns these codes carries them unpacked: the nodes that unpack them go, and what read their result reads
 the initializer. What follows (zero points, scales, the shape of the filters) is computed as it stands in the graph.
@@ -20,6 +20,20 @@ Array = npt.NDArray[Any]
 
 _BYTE = 8
 _AXES = 3  # rows, blocks, bytes
+
+
+def without_copies(nodes: list[Node], constants: Collection[str], outputs: Collection[str]) -> list[Node]:
+    """Leave out every Identity of a constant: what reads it reads the constant."""
+    copies = {
+        node.outputs[0]: node.inputs[0]
+        for node in nodes
+        if node.op == "Identity" and node.inputs[0] in constants and node.outputs[0] not in outputs
+    }
+    return [
+        replace(node, inputs=tuple(copies.get(name, name) for name in node.inputs))
+        for node in nodes
+        if node.outputs[0] not in copies
+    ]
 
 
 def without_unpacking(

@@ -80,7 +80,7 @@ class QuantizeInt4:
     """
 
     name: ClassVar[str] = "quantize-int4"
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
