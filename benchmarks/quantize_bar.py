@@ -129,7 +129,7 @@ PARTS = (
     Part(
         row="language-8",
         title="SmolLM2 off-grid, 8-bit",
-        ours="edgekit gptq, 8 bits",
+        ours="edgekit, 8 bits",
         peers=WEIGHTS,
         goals=(
             Goal(key="upper", text="d nll, upper bound {:.4f}", limit=0.001),

@@ -33,6 +33,7 @@ OURS: dict[str, dict[str, Any]] = {
     "edgekit gptq, mixed at the size of uniform": {"method": "gptq", "mean_bits": 5.44},
     "edgekit gptq, mixed, 6.2 bits": {"method": "gptq", "mean_bits": 6.2},
     "edgekit rtn, 8 bits": {"method": "rtn", "bits": 8},
+    "edgekit, 8 bits": {"bits": 8},
     "edgekit gptq, 8 bits": {"method": "gptq", "bits": 8},
     "edgekit gptq, 8 bits, 8-bit activations": {"method": "gptq", "bits": 8, "activation_bits": 8},
     "edgekit int8 weights per channel": {"mode": "weights"},

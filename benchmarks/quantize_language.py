@@ -15,7 +15,7 @@ from work_order import Work
 TOLERANCE = 1e-3
 CANDIDATES = {
     "language-4": ("edgekit gptq", "edgekit gptq, mixed, 6.2 bits", "onnxruntime rtn", "nncf"),
-    "language-8": ("edgekit gptq, 8 bits", "onnxruntime rtn, 8 bits"),
+    "language-8": ("edgekit, 8 bits", "onnxruntime rtn, 8 bits"),
 }
 KINDS = {"language-4": ("IQ4_NL", "Q4_K_M"), "language-8": ("Q8_0",)}
 
