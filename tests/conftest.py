@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 
 import pytest
 
@@ -17,6 +18,12 @@ PROGRAMS = {
 }
 """Package of tests/system-packages.txt -> a program that it brings."""
 SYSTEM_PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+
+
+def pytest_configure():
+    """Children get interrupts, although a shell starts what it puts in the background with interrupts ignored."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item):
