@@ -462,6 +462,28 @@ def residual_cnn() -> Kind:
     return build(nodes, [value("x", ["b", 3, 16, 16])], [value("y", ["b", 10])], constants), draws(24, x=(1, 3, 16, 16))
 
 
+CLIPS = ((-1.0, 6.0), (-0.02, 2.0), (-3.0, 0.01), (None, 1.5), (-0.7, None), (0.5, 3.0), (-2.0, -0.25))
+"""Bounds of a Clip, the last two without 0."""
+
+
+def clipped(low: float | None, high: float | None, *, joined: bool = False) -> Kind:
+    """A convolution whose outputs are clipped, before another one; joined with wider values, if asked."""
+    bounds = {name: np.float32(bound) for name, bound in (("lo", low), ("hi", high)) if bound is not None}
+    nodes = [
+        node("Conv", ["x", "W1"], ["c"], pads=[1, 1, 1, 1], name="first"),
+        node("Clip", ["c", *(name if name in bounds else "" for name in ("lo", "hi"))], ["k"], name="clip"),
+        *([node("Concat", ["k", "wide"], ["z"], axis=1, name="join")] if joined else []),
+        node("Conv", ["z" if joined else "k", "W2"], ["y"], name="second"),
+    ]
+    if joined:
+        nodes.insert(2, node("Mul", ["x", "more"], ["wide"], name="widen"))
+        bounds["more"] = np.float32(-2.5)
+    constants = {"W1": normal(60, 8, 3, 3, 3) / 2, "W2": normal(61, 4, 11 if joined else 8, 1, 1) / 2, **bounds}
+    return build(nodes, [value("x", ["b", 3, 8, 8])], [value("y", ["b", 4, 8, 8])], constants), draws(
+        24, x=(1, 3, 8, 8)
+    )
+
+
 def small_transformer() -> Kind:
     """Embedding, one attention head, a feed-forward part with Gelu, two normalizations."""
     width, size = 16, 6

@@ -90,7 +90,8 @@ def test_feeds_are_read_one_by_one(linear):
     ({}, "x", "the feed lacks this input: it has nothing"),
     ({"X": np.ones((1, 4), np.float32)}, "x", "it has X"),
     ({"x": np.ones((1, 4))}, "x", "the model takes float32, the feed has float64"),
-    ({"x": np.ones((1, 5), np.float32)}, "model.onnx", "feed 0: Got invalid dimensions for input: x"),
+    ({"x": np.ones((1, 5), np.float32)}, "x", "the graph takes nx4, the feed has 1x5"),
+    ({"x": np.ones(4, np.float32)}, "x", "the graph takes nx4, the feed has 4"),
     ({"x": np.ones((1, 4), np.float32), "more": np.ones(1)}, "model.onnx", "feed 0: Invalid input name"),
 ])  # fmt: skip
 def test_a_feed_that_does_not_fit_is_refused(linear, feed, where, text):

@@ -94,6 +94,17 @@ def test_seeded_architectures_run_on_integer_kernels(name, where, tmp_path):
     assert all(output["sqnr_db"] > 15 for output in facts["quantization"]["outputs"].values())
 
 
+@pytest.mark.parametrize("where", ["x86 with VNNI", "Arm"])
+@pytest.mark.parametrize("bounds", kinds.CLIPS)
+def test_clips_of_any_bounds_run_on_integer_kernels(bounds, where, tmp_path):
+    model, feeds = kinds.clipped(*bounds)
+    facts, made = quantized(model, feeds, tmp_path, machine(where))
+    assert not [finding for finding in facts["findings"] if finding["rule"] == "kernel-not-fused"]
+    found = optimized_ops(made, tmp_path, signed=where == "Arm")
+    assert found["QLinearConv"] == 2
+    assert facts["quantization"]["outputs"]["y"]["sqnr_db"] > 30
+
+
 @pytest.mark.parametrize("where", MACHINES)
 def test_integer_types_follow_the_cpu(where, tmp_path):
     """u8 x s8 where the CPU multiplies so; 7-bit weights where such products saturate; s8 x s8 on Arm."""

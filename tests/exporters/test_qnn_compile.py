@@ -255,7 +255,8 @@ def test_refusals_come_from_the_log_when_there_is_no_trace(tmp_path):
     assert [(row.node, row.op) for row in found] == [("k1", "Clip"), ("stem", "Conv")]
     assert "ReluMinMax is not valid here (code 3110)" in found[0].reason
     rows = [
-        {"node_name": "erf", "op_type": "Erf", "reason": "Operators of type `Erf` are not supported", "node_index": 1}
+        {"node_name": "erf", "op_type": "Erf", "reason": "Operators of type `Erf` are not supported", "node_index": 1},
+        {"node_name": "QNNExecutionProvider_QNNExecutionProvider_45_3_0", "op_type": "QNNExecutionProvider_45_3"},
     ]
     (tmp_path / "trace").write_text(json.dumps({"unsupported_nodes": rows}))
     assert [row.node for row in told.read_refused(tmp_path / "trace", tmp_path / "log", error)] == ["erf"]

@@ -120,6 +120,16 @@ def test_a_chip_without_floats_gets_whole_graphs_on_integers(name, precision, tm
     check(*ARCHITECTURES[name](), precision, "qcs6490", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("bounds", "joined"), [*((bounds, True) for bounds in kinds.CLIPS), *((kinds.CLIPS[i], False) for i in (0, -1))]
+)
+def test_clips_of_any_bounds_run_whole_and_right(bounds, joined, tmp_path):
+    """The compiler drops a Clip only where the grid behind it stays inside, and takes its lower bound for 0."""
+    model, feeds = kinds.clipped(*bounds, joined=joined)
+    freeze(model, {"b": 1}, tmp_path)
+    check(model, feeds, "w8a8", "snapdragon-8-gen3", tmp_path, least=25)
+
+
 @pytest.mark.parametrize("precision", ["w8a8", "w8a16"])
 def test_the_vision_sample_with_its_trained_weights(precision, tmp_path):
     model = onnx.load(SAMPLES / "vision" / "model.onnx")

@@ -39,6 +39,26 @@ def test_within_keeps_the_top_of_the_grid_under_the_clip(high):
     assert grid.high == pytest.approx(high, rel=1e-5)
 
 
+@given(
+    st.floats(-(2.0**10), 0, width=32), st.floats(0, 2.0**10, width=32), st.sampled_from(["uint8", "int8", "uint16"])
+)
+def test_within_keeps_both_ends_inside_and_most_of_the_range(low, high, dtype):
+    if affine.is_dead(low, high):
+        return
+    given_grid = affine.activation_grid(low, high, dtype, symmetric=False)
+    grid = affine.within(given_grid, low, high)
+    assert np.float32(low) <= np.float32(grid.low)
+    assert np.float32(grid.high) <= np.float32(high)
+    least, most = affine.BOUNDS[dtype]
+    assert (most - least) * grid.scale >= (high - low) - 1.51 * given_grid.scale
+    assert grid.scale <= given_grid.scale
+
+
+def test_bounds_without_zero_leave_a_grid_as_it_is():
+    grid = affine.activation_grid(1.0, 6.0, "uint8", symmetric=False)
+    assert affine.within(grid, 1.0, 6.0) == grid
+
+
 @given(ARRAYS, st.data())
 def test_weights_come_back_within_half_a_step_of_their_slice(weights, data):
     axis = data.draw(st.none() | st.integers(0, weights.ndim - 1))

@@ -25,6 +25,7 @@ STAGES = {
     "capture": "edgekit.stages.capture:Capture",
     "freeze-shapes": "edgekit.stages.freeze_shapes:FreezeShapes",
     "fuse-gelu": "edgekit.stages.fuse_gelu:FuseGelu",
+    "split-clips": "edgekit.stages.split_clips:SplitClips",
     "simplify": "edgekit.stages.simplify:Simplify",
     "fp16": "edgekit.stages.fp16:Fp16",
     "equalize": "edgekit.stages.equalize:Equalize",

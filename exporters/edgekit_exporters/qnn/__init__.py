@@ -57,7 +57,7 @@ class QnnExporter:
     """
 
     name: ClassVar[str] = "qnn"
-    revision: ClassVar[int] = 3
+    revision: ClassVar[int] = 4
     libraries: ClassVar[tuple[str, ...]] = ("onnx", "onnxruntime", "onnxruntime-qnn")
 
     def __init__(self) -> None:
@@ -83,9 +83,12 @@ class QnnExporter:
         )
 
     def prepare(self, profile: Profile) -> tuple[StageSpec, ...]:
-        """Name the fusion of GELUs: the HTP has no Erf, and in a quantized graph its compiler fuses none itself."""
+        """Name what the HTP wants: GELUs fused, since it has no Erf, and Clips from other than 0 split.
+
+        In a quantized graph its compiler (2.51) fuses no GELU itself, and takes 0 for the lower bound of a Clip.
+        """
         del profile
-        return (StageSpec(name="fuse-gelu", options={}),)
+        return (StageSpec(name="fuse-gelu", options={}), StageSpec(name="split-clips", options={}))
 
     def lint(self, artifact: Artifact, folder: Path, profile: Profile) -> list[Finding]:
         """Say what the HTP refuses: rules first, then Qualcomm's compiler itself, when it is installed."""

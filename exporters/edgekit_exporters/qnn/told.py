@@ -24,6 +24,7 @@ _NODE = re.compile(r"Operator type: (?P<op>\w+) Node name: (?P<node>.*?) Node in
 _LEFT = re.compile(r"Node '(?P<node>[^']*?)(?:_token_\d+)?' OpType:(?P<op>\w+)")
 _INVALID = re.compile(r"failed for node `(?P<node>[^`]+)` of type `(?P<op>\w+)` with error code (?P<code>\d+)")
 _TOKEN = re.compile(r"_token_\d+$")
+_PROVIDER = "QNNExecutionProvider"
 _SAYS_NOTHING = "Failed to add node."
 
 
@@ -83,6 +84,8 @@ def read_refused(trace: Path, log: Path, error: str = "") -> tuple[Refused, ...]
         ]
     named: dict[str, Refused] = {}
     for name, op, reason in found:
+        if op.startswith(_PROVIDER):
+            continue  # what it has compiled already, met again in a second pass over the graph
         told = f"{reason} {codes.get(name, '')}" if reason.strip() == _SAYS_NOTHING else reason
         node = _TOKEN.sub("", name)
         named.setdefault(node, Refused(node=node, op=op, reason=_clean(told)))

@@ -98,7 +98,7 @@ def _run(session: Any, path: Path, feeds: Iterable[Feed]) -> Iterator[Feed]:
 
 
 def _check_feed(session: Any, feed: Feed) -> None:
-    """Refuse a feed that lacks an input or has another dtype, by name, which onnxruntime does not tell."""
+    """Refuse a feed that lacks an input, or has another dtype or shape, by name, which onnxruntime does not tell."""
     for wanted in session.get_inputs():
         if wanted.name not in feed:
             given = ", ".join(feed) or "nothing"
@@ -110,6 +110,17 @@ def _check_feed(session: Any, feed: Feed) -> None:
                 f"the model takes {dtype}, the feed has {array.dtype}",
                 where=wanted.name,
                 remedy="Convert the data to the dtype of the model's input.",
+            )
+        sizes = list(zip(array.shape, wanted.shape, strict=False))
+        fits = array.ndim == len(wanted.shape) and all(
+            size == want or not isinstance(want, int) for size, want in sizes
+        )
+        if wanted.shape and not fits:  # an empty shape is that of a scalar or of no declared rank
+            given, taken = ("x".join(map(str, shape)) for shape in (array.shape, wanted.shape))
+            raise InputError(
+                f"the graph takes {taken}, the feed has {given}",
+                where=wanted.name,
+                remedy=f"Build for the shape of the data: --shape {wanted.name}={given}",
             )
 
 

@@ -49,7 +49,10 @@ class Regions:
 
 
 def tail_of(index: GraphIndex, node: onnx.NodeProto) -> tuple[str, tuple[float, float] | None]:
-    """Return where a node's output is put on a grid: behind a Relu or Clip that alone reads it; and its bounds."""
+    """Return where a node's output is put on a grid: behind a Relu or Clip that alone reads it; and its bounds.
+
+    A Clip that leaves 0 out is no such end: grids hold 0, and a runtime could not drop the Clip for what the grid does.
+    """
     after = index.only_consumer(node.output[0])
     if after is None or not is_standard(after, "Relu", "Clip") or after.input[0] != node.output[0]:
         return node.output[0], None
@@ -62,7 +65,8 @@ def tail_of(index: GraphIndex, node: onnx.NodeProto) -> tuple[str, tuple[float, 
             return node.output[0], None
         if value is not None:
             bounds[position] = float(value)
-    return after.output[0], (bounds[0], bounds[1])
+    low, high = bounds
+    return (after.output[0], (low, high)) if low <= 0 <= high else (node.output[0], None)
 
 
 def find_regions(

@@ -83,20 +83,30 @@ def activation_grid(low: float, high: float, dtype: str, *, symmetric: bool) -> 
 
 
 def within(grid: Grid, low: float, high: float) -> Grid:
-    """Return the grid with its scale lowered by an ulp or more until it stays within `low` .. `high`.
+    """Return the grid with a scale that is as little lower as keeps it within `low` .. `high`.
 
-    Runtimes drop a Clip only when the grid behind it cannot leave the Clip's bounds, and 255 * float32(6 / 255) may be
-    a little more than 6.
+    Runtimes drop a Clip only when the grid behind it cannot leave the Clip's bounds; but 255 * float32(6 / 255) may be
+    a little more than 6, and a zero point that was rounded moves both ends by up to half a step. The zero point moves
+    by one where more of the range is kept so. Bounds that leave 0 out cannot be kept: the grid is returned as it is.
     """
-    scale = np.float32(grid.scale)
-    for _ in range(4):
-        candidate = Grid(float(scale), grid.zero_point, grid.dtype)
-        top = float(scale * np.float32(BOUNDS[grid.dtype][1] - grid.zero_point))
-        bottom = float(scale * np.float32(BOUNDS[grid.dtype][0] - grid.zero_point))
-        if top <= high and bottom >= low:
-            return candidate
-        scale = np.nextafter(scale, np.float32(0))
-    return grid
+    if low > 0 or high < 0:
+        return grid
+    least, most = BOUNDS[grid.dtype]
+    points = [point for point in (grid.zero_point, grid.zero_point - 1, grid.zero_point + 1) if least <= point <= most]
+    tried = [
+        Grid(_scale_within(grid.scale, point - least, most - point, low, high), point, grid.dtype) for point in points
+    ]
+    best = max(tried, key=lambda found: found.scale)
+    return best if best.scale > 0 else grid
+
+
+def _scale_within(scale: float, below: int, above: int, low: float, high: float) -> float:
+    """Return the largest float32 up to `scale` of which so many steps below and above 0 stay within the bounds."""
+    ends = [-low / below if below else np.inf, high / above if above else np.inf]
+    found = np.float32(min(scale, *ends))
+    while found > 0 and (found * np.float32(below) > -np.float32(low) or found * np.float32(above) > np.float32(high)):
+        found = np.nextafter(found, np.float32(0))
+    return float(found)
 
 
 def weight_scales(weights: Floats, axis: int | None, *, bits: int = 8) -> npt.NDArray[np.float32]:

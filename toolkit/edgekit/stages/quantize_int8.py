@@ -77,7 +77,7 @@ class QuantizeInt8:
     """
 
     name: ClassVar[str] = "quantize-int8"
-    revision: ClassVar[int] = 6
+    revision: ClassVar[int] = 7
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
