@@ -43,17 +43,10 @@ def vision(options: argparse.Namespace, shelf: Store) -> Bench:
     original = bench.add("original", bench.graph(bench.source), options.epochs)
 
     network = halved(bench, EFFORT)
-    best = bench.graph(network)
     half = bench.rows[-1].macs / original.macs
-    quantized(bench, best, "distilled, int8")
-    after, learned = _coarse(bench, best)
     if options.peers:
         told = peer(options, _work(data, weights, "prune", half, options.work / "torch-pruning.onnx"))
         bench.judge("Torch-Pruning, fine-tuned", Path(told["path"]), EFFORT.trained(features=False))
-        folder = shelf.folder(network.id)
-        work = _work(data, weights, "qat", half, options.work / "torch-qat.npz")
-        told = peer(options, {**work, "folder": str(folder), "evaluation": str(data / "evaluation.npz")})
-        _say_peer_qat(Path(told["path"]))
 
     total = options.epochs + EFFORT.trained(features=True)
     scratch = []
@@ -61,6 +54,15 @@ def vision(options: argparse.Namespace, shelf: Store) -> Bench:
         name = f"same network from scratch, seed {seed}"
         bench.judge(name, _scratch(bench, network.id, data, total, seed, options.work), total)
         scratch.append(bench.accuracy(name))
+
+    best = bench.graph(network)
+    quantized(bench, best, "distilled, int8")
+    after, learned = _coarse(bench, best)
+    if options.peers:
+        work = _work(data, weights, "qat", half, options.work / "torch-qat.npz")
+        folder = bench.shelf.folder(network.id)
+        told = peer(options, {**work, "folder": str(folder), "evaluation": str(data / "evaluation.npz")})
+        _say_peer_qat(Path(told["path"]))
 
     bench.time(["original", "pruned, distilled", "Torch-Pruning, fine-tuned"])
     floor = bench.accuracy("pruned, distilled")
