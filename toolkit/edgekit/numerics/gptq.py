@@ -26,8 +26,12 @@ _ROWS_AT_ONCE = 4096
 
 def output_error(weights: Floats, quantized: Floats, gram: Floats) -> float:
     """Return the summed squared error of the outputs, `trace(D H D^T)` with D = weights - quantized."""
-    wrong = weights.astype(np.float64) - quantized
-    return float(((wrong @ gram.astype(np.float64)) * wrong).sum())
+    wide, total = gram.astype(np.float64), 0.0
+    for start in range(0, len(weights), _ROWS_AT_ONCE):
+        part = slice(start, start + _ROWS_AT_ONCE)
+        wrong = weights[part].astype(np.float64) - quantized[part]
+        total += float(((wrong @ wide) * wrong).sum())
+    return total
 
 
 def damped(gram: Floats, damping: float = DAMPING) -> Matrix:

@@ -149,6 +149,7 @@ class QuantizeInt4:
         mixed: dict[str, Any] = {}
         if self.mean_bits is not None or self.aim is not None:
             trial, mixed = self._mixed(job, trial, context)
+        job.release()
         save_model(trial.model, out / MAIN, source=job.source.folder)
         _check(out / MAIN)
         copy_companions(inputs.folder, out)
