@@ -18,7 +18,7 @@ from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.exporter import Exporter
 from edgekit.plan import Alternatives, Plan, PlanEntry, Rounds
 from edgekit.profile import Profile
-from edgekit.score import Score, best_of
+from edgekit.score import Score, in_order
 from edgekit.stage import Context, Inputs, Stage, options_of
 from edgekit.store import Store
 
@@ -221,17 +221,11 @@ class Pipeline:
                 where=f"recipe, choose from {', '.join(refused)}",
                 remedy="Choose a recipe that fits the model and the profile.",
             )
-        missed: list[str] = []
-        while scores:
-            name = list(scores)[best_of(list(scores.values()))]
-            why = scores[name].why_before([found for other, found in scores.items() if other != name], missed)
-            told = {other: {**found.facts(), **known[other]} for other, found in scores.items()}
+        for name, why in in_order(scores):
+            told = {other: {**scores[other].facts(), **known[other]} for other in scores if other not in refused}
             self._told("choose", {"chosen": name, "why": why, "scores": told, "refused": dict(refused)})
             yield name, made[name]
-            missed.append(name)
             refused[name] = "missed on the evaluation data"
-            del scores[name]
-            scores = {other: found for other, found in scores.items() if found.within}
 
     def _execute(self, stage: Stage, artifact: Artifact, key: str) -> Artifact:
         inputs, context = self._surroundings(artifact, key, self._teacher(stage))

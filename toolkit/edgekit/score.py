@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -93,3 +93,15 @@ def best_of(scores: Sequence[Score]) -> int:
     return min(
         alike, key=lambda index: (scores[index].size, scores[index].drop or 0.0, scores[index].latency_ms or inf)
     )
+
+
+def in_order(scores: Mapping[str, Score]) -> Iterator[tuple[str, str]]:
+    """Yield the name of the best and what speaks for it; after it has missed, the next ones that are within."""
+    left = dict(scores)
+    missed: list[str] = []
+    while left:
+        name = list(left)[best_of(list(left.values()))]
+        found = left.pop(name)
+        yield name, found.why_before(list(left.values()), missed)
+        missed.append(name)
+        left = {other: score for other, score in left.items() if score.within}
