@@ -70,12 +70,14 @@ class Effort:
         epochs: of training after each.
         features: epochs before these in which distillation matches features.
         last: epochs at the end.
+        rate: highest learning rate; 0: that of the stages.
     """
 
     rounds: int
     epochs: int
     features: int
     last: int
+    rate: float = 0.0
 
     @property
     def ratio(self) -> float:
@@ -213,9 +215,9 @@ def rounds(bench: Bench, effort: Effort, train: str | None, **options: Any) -> A
     for _ in range(effort.rounds):
         network = bench.stage("prune-channels", network, ratio=effort.ratio, of="macs")
         if train:
-            network = bench.stage(train, network, epochs=effort.epochs, **options)
+            network = bench.stage(train, network, epochs=effort.epochs, rate=effort.rate, **options)
     if train:
-        network = bench.stage(train, network, epochs=effort.last, **dict.fromkeys(options, 0))
+        network = bench.stage(train, network, epochs=effort.last, rate=effort.rate, **dict.fromkeys(options, 0))
     return network
 
 

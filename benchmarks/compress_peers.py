@@ -13,10 +13,6 @@ import torch
 from benchmarks.compress_net import build
 from benchmarks.compress_vision import export, fit_plainly
 
-RATE = 1e-3
-"""That of our stages; AdamW, a cosine and live batch normalization too."""
-
-
 TEXT_RATE = 5e-5
 QAT_RATE = 1e-4
 
@@ -52,8 +48,8 @@ def prune(work: dict[str, Any]) -> dict[str, Any]:
         )
         while tp.utils.count_ops_and_params(network, example)[0] > wanted:
             pruner.step()
-        fit_plainly(network, Path(work["training"]), work["epochs"], RATE, seed=number, settle=True)
-    fit_plainly(network, Path(work["training"]), work["last"], RATE, seed=work["rounds"], settle=True)
+        fit_plainly(network, Path(work["training"]), work["epochs"], work["rate"], seed=number, settle=True)
+    fit_plainly(network, Path(work["training"]), work["last"], work["rate"], seed=work["rounds"], settle=True)
     export(network, Path(work["out"]))
     return {"path": work["out"]}
 

@@ -14,7 +14,7 @@ from edgekit.store import Store
 LENGTH = 32
 CALIBRATION = 256
 EFFORT = Effort(rounds=2, epochs=1, features=1, last=2)
-QAT_EPOCHS = 2
+QAT_EPOCHS = 1
 COARSE = {"method": "rtn", "block": 256, "symmetric": True, "embedding_bits": 4}
 """Where rounding costs more than a point."""
 
@@ -28,17 +28,17 @@ def text(options: argparse.Namespace, shelf: Store) -> Bench:
     whole = bench.graph(bench.source)
     original = bench.add("original", whole)
 
-    found = {
-        "int8": quantized(bench, whole, "original, int8", epochs=QAT_EPOCHS, mode="static"),
-        "4 bits": quantized(bench, whole, "original, 4 bits", bits=4, epochs=QAT_EPOCHS, method="rtn"),
-        "coarse 4 bits": quantized(bench, whole, "original, coarse 4 bits", bits=4, epochs=QAT_EPOCHS, **COARSE),
-    }
     halved(bench, EFFORT)
     if options.peers:
         half = bench.rows[-1].macs / original.macs
         told = peer(options, _work(options, _arrays(bench, options.work / "training.npz"), half))
         bench.judge("Torch-Pruning, fine-tuned", Path(told["path"]), EFFORT.trained(features=False))
 
+    found = {
+        "int8": quantized(bench, whole, "original, int8", epochs=QAT_EPOCHS, mode="static"),
+        "4 bits": quantized(bench, whole, "original, 4 bits", bits=4, epochs=QAT_EPOCHS, method="rtn"),
+        "coarse 4 bits": quantized(bench, whole, "original, coarse 4 bits", bits=4, epochs=QAT_EPOCHS, **COARSE),
+    }
     bench.time(["original", "pruned, distilled"])
 
     start, floor = bench.accuracy("original"), bench.accuracy("pruned, distilled")

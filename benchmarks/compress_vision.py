@@ -18,7 +18,9 @@ from edgekit.store import Store
 
 CALIBRATION, EVALUATION = 512, 5000
 SHAPE = {"x": (1, 28, 28)}
-EFFORT = Effort(rounds=4, epochs=3, features=1, last=6)
+RATE = 3e-3
+"""Of every training but those of integers: what the original was trained at."""
+EFFORT = Effort(rounds=4, epochs=3, features=1, last=10, rate=RATE)
 
 PREPROCESSING = """kind = "image"
 input = "x"
@@ -101,6 +103,7 @@ def _work(data: Path, weights: Path, what: str, half: float, out: Path) -> dict[
         "rounds": EFFORT.rounds,
         "epochs": EFFORT.epochs if what == "prune" else QAT_EPOCHS,
         "last": EFFORT.last,
+        "rate": EFFORT.rate,
         "out": str(out),
     }
 
@@ -138,7 +141,7 @@ def _train_original(path: Path, data: Path, epochs: int) -> None:
 
     torch.manual_seed(0)
     network = build()
-    fit_plainly(network, data / "training.npz", epochs, 3e-3, seed=0, settle=True)
+    fit_plainly(network, data / "training.npz", epochs, RATE, seed=0, settle=True)
     save_file({name: value.contiguous() for name, value in network.state_dict().items()}, path)
 
 
@@ -156,7 +159,7 @@ def _scratch(bench: Bench, artifact: str, data: Path, epochs: int, seed: int, wo
     for part in network.modules():
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
-    fit_plainly(network, data / "training.npz", epochs, 3e-3, seed=seed, settle=True)
+    fit_plainly(network, data / "training.npz", epochs, RATE, seed=seed, settle=True)
     export(network, path)
     return path
 

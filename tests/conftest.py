@@ -21,7 +21,11 @@ SYSTEM_PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
 def pytest_configure():
-    """Children get interrupts, although a shell starts what it puts in the background with interrupts ignored."""
+    """Children get interrupts, although a shell starts what it puts in the background with interrupts ignored.
+
+    Trainings do not take all cores: the workers of pytest share them.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

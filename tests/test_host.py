@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -67,3 +68,11 @@ def test_the_last_cache_counts(tmp_path: Path) -> None:
         (tmp_path / f"index{index}" / "size").write_text(size, encoding="ascii")
     assert host.cache_mb(tmp_path) == pytest.approx(33.554432)
     assert host.cache_mb(tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(("told", "threads"), [("3", 3), ("", None), ("0", None), ("2,1", None), ("many", None)])
+def test_trainings_take_all_cores_unless_openmp_is_told(
+    monkeypatch: pytest.MonkeyPatch, told: str, threads: int | None
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", told)
+    assert host.training_threads() == (threads or len(os.sched_getaffinity(0)))

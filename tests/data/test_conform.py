@@ -101,6 +101,13 @@ def test_an_axis_that_the_model_declares_empty_is_empty():
     assert notes == []
 
 
+def test_an_axis_that_the_model_leaves_open_may_be_empty():
+    """The past of a decoder at its first token."""
+    found, notes = cast(np.ones((1, 0, 8), np.float32), "float32", ("b", "past", 8))
+    assert found.shape == (1, 0, 8)
+    assert notes == []
+
+
 @pytest.mark.parametrize(
     ("shape", "wanted", "words"),
     [

@@ -17,7 +17,7 @@ from edgekit.errors import InputError
 from edgekit.exporter import load_exporter
 from edgekit.graphs.calibrate import open_graph
 from edgekit.graphs.kernels import optimized_ops
-from edgekit.profile import Cpu
+from edgekit.profile import Cpu, load_profile
 from edgekit.stage import Context, Inputs
 from edgekit.stages.quantize_int8 import QuantizeInt8
 from edgekit.stages.simplify import Simplify
@@ -117,6 +117,20 @@ def test_what_this_cpu_does_not_fuse_is_told(tmp_path):
     _, made = quantized(model, feeds, tmp_path, machine("Arm"))
     assert optimized_ops(made, tmp_path, signed=True)["QLinearConv"] == 6
     assert optimized_ops(made, tmp_path, signed=False)["QLinearConv"] < 6
+
+
+@pytest.mark.parametrize("name", ["depthwise and residual", "transformer"])
+def test_the_newest_opset_that_this_machine_takes_runs_on_integer_kernels(name, tmp_path):
+    """What the profile says of onnxruntime here holds for opset and IR version."""
+    profile = load_profile("host")
+    model, feeds = SEEDED[name]()
+    model.opset_import[0].version, model.ir_version = profile.graph.max_opset, profile.graph.max_ir
+    onnx.checker.check_model(model, full_check=True)
+    facts, made = quantized(model, feeds, tmp_path, profile)
+    assert made.opset_import[0].version == profile.graph.max_opset
+    assert not [finding for finding in facts["findings"] if finding["rule"] == "kernel-not-fused"]
+    found = optimized_ops(made, tmp_path, signed=False)
+    assert sum(found[op] for op in INTEGER) >= 3
 
 
 def test_a_bad_pair_meets_onnxruntimes_own_error(tmp_path):

@@ -92,6 +92,25 @@ def test_a_stepper_gives_what_a_whole_run_gives(name, room, tmp_path, monkeypatc
     assert np.allclose(value, evaluate(whole, feeds[1], [wanted[0]])[0], atol=1e-4), "a tensor from before"
 
 
+def test_sizes_that_all_samples_share_are_told_to_a_part_of_a_graph(tmp_path):
+    """Shape inference of Attention takes unknown sizes for 0, and a factor behind it does not fit then."""
+    weights = {name: kinds.normal(seed, 16, 16) for seed, name in enumerate(("wq", "wk", "wv", "wo"))}
+    nodes = [
+        *(kinds.node("MatMul", ["x", f"w{name}"], [name], name=name) for name in "qkv"),
+        kinds.node("Attention", ["q", "k", "v"], ["a"], name="a", q_num_heads=4, kv_num_heads=4),
+        kinds.node("Mul", ["a", "factors"], ["m"], name="m"),
+        kinds.node("MatMul", ["m", "wo"], ["y"], name="y"),
+    ]
+    constants = {**weights, "factors": np.full(16, 0.5, np.float32)}
+    shape = ["b", "n", 16]
+    model = kinds.build(nodes, [kinds.value("x", shape)], [kinds.value("y", shape)], constants)
+    model.opset_import[0].version, model.ir_version = 23, 11
+    feeds = [{"x": kinds.normal(9 + length, 1, length, 16)} for length in (3, 5)]
+    stepper = Stepper(model, tmp_path, house.MemorySamples(feeds), [0, 1], threads=1)
+    stepper.keep("v")
+    assert [value.shape for _, value in stepper.values("y")] == [(1, 3, 16), (1, 5, 16)]
+
+
 def test_moments_that_are_not_positive_definite_round_all_the_same():
     """Differences of large sums may be so: they are damped more, and at worst errors are not passed on."""
     weights = np.clip(kinds.normal(0, 1, 3, 4), -3, 3)

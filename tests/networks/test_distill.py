@@ -11,7 +11,8 @@ from edgekit.networks.blends import blended, can_blend
 from edgekit.networks.distill import distill
 from edgekit.networks.features import Matching, pair_layers, width_axis
 from edgekit.networks.feeds import Feeds, write_feeds
-from edgekit.networks.finetune import Goal, finetune, make_goal
+from edgekit.networks.finetune import finetune
+from edgekit.networks.goal import Goal, make_goal
 from edgekit.networks.intake import intake_torch
 from edgekit.networks.losses import Task
 from edgekit.networks.rebuild import rebuild
@@ -103,7 +104,7 @@ def arguments(place, tmp_path, teacher="teacher", **changes):
     }  # fmt: skip
     return {
         "folder": str(place / "student"), "out": str(out), "scratch": str(tmp_path / "scratch"),
-        "feeds": str(place / "feeds"), "shapes": {}, "dtypes": {}, "threads": 1, "seed": 0,
+        "feeds": str(place / "feeds"), "shapes": {}, "dtypes": {}, "threads": 1, "seed": 0, "turn": 0,
         "labels": ["zero", "one", "two"], "epochs": 6, "feature_epochs": 2, "batch": 16, "rate": 0.01, "patience": 6,
         "decay": 0.01, "alpha": 0.7, "temperature": 2.5, "layers": {}, "config": {}, "blend": False,
         "teacher": given, **changes,
@@ -196,6 +197,22 @@ def test_blends_are_taught_as_the_teacher_sees_them(place, tmp_path):
     torch.testing.assert_close(terms["hard"], 0.3 * (share * one + (1 - share) * other))
 
 
+def test_labels_are_blended_without_a_teacher(place, tmp_path):
+    feeds = Feeds(place / "feeds", seed=0, batch=16)
+    runner = runner_of(rebuild(place / "student"))
+    goal = make_goal(runner, feeds, {**arguments(place, tmp_path), "teacher": None}, lambda _: None)
+    batch = feeds.load(feeds.epoch(1)[0])
+    x, truth = torch.from_numpy(batch.feed["x"]), torch.from_numpy(batch.labels)
+    torch.manual_seed(3)
+    terms = blended(goal)(runner, batch, {"x": x}, 0.0)
+    torch.manual_seed(3)
+    share = 0.5 + 0.5 * float(torch.rand(()))
+    logits = runner({"x": share * x + (1 - share) * x.flip(0)})["output"]
+    one, other = (torch.nn.functional.cross_entropy(logits, side) for side in (truth, truth.flip(0)))
+    assert set(terms) == {"hard"}
+    torch.testing.assert_close(terms["hard"], share * one + (1 - share) * other)
+
+
 @pytest.mark.parametrize("feeds", ["feeds", "unlabeled"])
 def test_a_student_learns_from_blends(place, tmp_path, feeds):
     options = {"blend": True, "feature_epochs": 0, "feeds": str(place / feeds)}
@@ -236,6 +253,16 @@ def test_finetuning_needs_labels(place, tmp_path):
         finetune({**given, "teacher": None}, lambda _: None)
     facts = finetune({**given, "feeds": str(place / "feeds"), "teacher": None, "epochs": 2}, lambda _: None)
     assert facts["training"]["goal"] == {"alpha": 0.0, "task": {"output": "output", "kind": "classes"}}
+    assert not facts["training"]["blended"]
+
+
+def test_finetuning_on_blends_learns_the_labels(place, tmp_path):
+    given = {**arguments(place, tmp_path, blend=True), "teacher": None}
+    facts = finetune(given, lambda _: None)["training"]
+    assert facts["blended"]
+    held = [row["held_out"] for row in facts["history"]]
+    assert min(held) < 0.9 * held[0]
+    assert agreement(place, tmp_path / "out") > agreement(place, place / "student")
 
 
 def test_layers_that_are_named_must_be_there(place, tmp_path):

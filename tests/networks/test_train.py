@@ -121,6 +121,10 @@ def test_it_stops_early_when_held_out_samples_gain_nothing(tmp_path):
     assert same(network.module.state_dict(), before)
 
 
+KNOWN = {"held_out": 0.04, "seen": 0.04}
+"""The losses of a model that was trained on all of these samples before."""
+
+
 @pytest.mark.parametrize(
     ("losses", "stuck"),
     [
@@ -132,11 +136,22 @@ def test_it_stops_early_when_held_out_samples_gain_nothing(tmp_path):
     ],
 )
 def test_the_start_does_not_count_for_patience(losses, stuck):
-    assert Fitted(history=[{"held_out": loss} for loss in losses]).is_stuck(2) is stuck
+    schedule = Schedule(epochs=9, rate=0.1, patience=2)
+    assert Fitted(history=[{"held_out": loss} for loss in losses]).is_stuck(schedule) is stuck
 
 
-KNOWN = {"held_out": 0.04, "seen": 0.04}
-"""The losses of a model that was trained on all of these samples before."""
+@pytest.mark.parametrize(("epochs", "first"), [(0, 1), (1, 1), (2, 2), (3, 2), (6, 4), (10, 6)])
+def test_epochs_at_a_high_rate_are_no_end_where_the_start_is_known(epochs, first):
+    """Neither kept nor counted for patience: they are nearer to a start that knows the held-out samples."""
+    schedule = Schedule(epochs=epochs, rate=0.1, patience=1, start_counts=False)
+    assert schedule.first == first
+    assert Schedule(epochs=epochs, rate=0.1).first == 1
+    fitted = Fitted(history=[KNOWN])
+    for epoch in range(1, epochs + 1):
+        row = {"held_out": 0.1 + 0.01 * epoch, "seen": 0.04}
+        assert fitted.add(row, schedule) is (epoch == first)
+        assert fitted.is_stuck(schedule) is (epoch > first)
+    assert fitted.best == (first if epochs else 0)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +167,7 @@ KNOWN = {"held_out": 0.04, "seen": 0.04}
 def test_a_start_that_knows_the_samples_does_not_compete(epochs, counts, best, harmed):
     fitted = Fitted(history=[KNOWN if not counts else {"held_out": 0.04}])
     for row in epochs:
-        fitted.add(row, start_counts=counts)
+        fitted.add(row, Schedule(epochs=1, rate=0.1, start_counts=counts))
     assert (fitted.best, fitted.harmed()) == (best, harmed)
 
 
@@ -160,15 +175,20 @@ def test_training_that_did_harm_leaves_the_model_as_it_was(tmp_path):
     """The best of the trained epochs, or what came in: to the bit, statistics of batch normalization included."""
     network = net()
     before = {name: value.clone() for name, value in network.module.state_dict().items()}
-    losses = iter([0.1, 0.1, 0.1, 0.1, *[5.0, 5.0] * 3])
+    held = iter([0.1, 0.1, 5.0, 5.0, 5.0])
+    task = find_task({"output": torch.zeros(4, 2)}, np.zeros(4, np.int64))
 
     def judge(_forward, _batch, _feed, _done):
-        return {"told": torch.tensor(next(losses))}
+        return {"told": torch.tensor(next(held))}
 
+    def loss(forward, batch, feed, _done):
+        value = hard(task)(forward, batch, feed, _done)["hard"]
+        return {"hard": value if torch.is_grad_enabled() else torch.full((), 5.0 if started else 0.1)}
+
+    started = []
     feeds = Feeds(write_feeds(samples(), tmp_path / "feeds", events.ignore), seed=0, batch=200)
-    loss = hard(find_task({"output": torch.zeros(4, 2)}, np.zeros(4, np.int64)))
     schedule = Schedule(epochs=3, rate=0.01, start_counts=False, live_norms=True)
-    fitted = fit(runner_of(network), feeds, loss, schedule, scratch=tmp_path / "s", tell=lambda _: None, judge=judge)
+    fitted = fit(runner_of(network), feeds, loss, schedule, scratch=tmp_path / "s", tell=started.append, judge=judge)
     assert fitted.best == 0
     assert [row["seen"] for row in fitted.history][1:] == [5.0] * 3
     assert same(network.module.state_dict(), before)
@@ -179,6 +199,13 @@ def test_samples_that_are_seen_are_as_many_as_are_held_out_and_none_of_them(tmp_
     held, seen = ({sample for batch in plan for sample in batch} for plan in (feeds.held_out(), feeds.seen()))
     assert len(held) == len(seen) == 20
     assert not held & seen
+
+
+def test_every_turn_has_orders_of_its_own_and_the_same_samples_held_out(tmp_path):
+    folder = write_feeds(samples(), tmp_path / "feeds", events.ignore)
+    first, again, other = (Feeds(folder, seed=0, batch=16, turn=turn) for turn in (1, 1, 2))
+    assert first.held == other.held
+    assert first.epoch(1) == again.epoch(1) != other.epoch(1)
 
 
 def test_of_many_samples_256_are_held_out(tmp_path):

@@ -72,7 +72,7 @@ def test_what_the_child_is_told(tmp_path, monkeypatch):
     )
     given = inputs(tmp_path, artifact("small", ("x", "y")), artifact("large", ("y", "x", "z")))
     (tmp_path / "scratch").mkdir()
-    context = Context(scratch=tmp_path / "scratch", shared=tmp_path / "shared", seed=7, threads=2)
+    context = Context(scratch=tmp_path / "scratch", shared=tmp_path / "shared", seed=7, threads=1, training_threads=2)
     assert Distill(epochs=4).run(given, tmp_path, context) == {"job": "edgekit.networks.distill:distill"}
     assert (told["epochs"], told["temperature"], told["seed"], told["threads"]) == (4, 2.5, 7, 2)
     assert told["labels"] == ["a", "b"]  # as the data names the outputs

@@ -216,6 +216,39 @@ def test_a_crash_of_the_simplifier_is_a_finding(tmp_path, monkeypatch):
     assert "SIGSEGV" in facts["findings"][0]["text"]
 
 
+def test_plain_numbers_as_constants_keep_their_type(tmp_path):
+    """`value_floats` are float32 (onnxslim reads them as float64)."""
+    made = model(
+        [
+            node("Constant", [], ["k"], value_float=0.5),
+            node("Constant", [], ["b"], value_floats=[0.25, -1.0, 3.0, 0.1]),
+            node("Constant", [], ["shape"], value_ints=[-1, 2, 2]),
+            node("Mul", ["x", "k"], ["m"]),
+            node("Add", ["m", "b"], ["a"]),
+            node("Reshape", ["a", "shape"], ["y"]),
+        ],
+        [value("x", [1, 4])],
+        [value("y", [1, 2, 2])],
+    )
+    facts, after = stage(tmp_path, made)
+    assert facts["simplify"]["model.onnx"]["undone"] == []
+    assert ops(after) == ["Mul", "Add", "Reshape"]
+    assert [t.data_type for t in after.graph.initializer if t.name == "b"] == [onnx.TensorProto.FLOAT]
+
+
+def test_a_graph_that_is_not_valid_any_more_is_not_taken(tmp_path, monkeypatch):
+    import onnxslim
+
+    def ruin(given, **_options):
+        given.graph.node[0].op_type = "Gather"
+        return given
+
+    monkeypatch.setattr(onnxslim, "slim", ruin)
+    facts, after = stage(tmp_path, small())
+    assert facts["simplify"]["model.onnx"]["undone"] == ["onnxslim"]
+    assert ops(after) == ops(small())
+
+
 def test_a_merge_that_changes_results_is_undone(tmp_path, monkeypatch):
     real = module.merge_consecutive
 

@@ -16,6 +16,7 @@ from edgekit.budget import Budget, Verdict, merge, parse_budget, parse_seconds
 from edgekit.errors import UsageError
 from edgekit.exporter import Exporter, load_exporter, refuse
 from edgekit.gate import Gate, Trial
+from edgekit.host import training_threads
 from edgekit.jury import Jury
 from edgekit.metrics import find_metric
 from edgekit.networks.launched import together
@@ -53,7 +54,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     calibration: int | None = None,
     sign: str | None = None,
     seed: int = 0,
-    threads: int = 1,
+    threads: int | None = None,
     sustained: str | None = None,
     simulate: str | None = None,
     strict: bool = False,
@@ -87,7 +88,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
         calibration: number of calibration samples.
         sign: a private Ed25519 key (PEM) to sign the package with.
         seed: the seed of everything random.
-        threads: CPU threads for calibration and measurement.
+        threads: CPU threads; default: one for calibration and measurement, all cores for training.
         sustained: how long the target is also kept at work, e.g. `10m`; latency is then that of the last minute.
         simulate: how many evaluation samples a simulator runs (`500`), or how long it may take for them (`10m`).
         strict: what is unproven counts as missed.
@@ -102,6 +103,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
     Raises:
         EdgekitError: of the class that fits; its `exit_status` is the command's.
     """
+    all_threads, threads = threads or training_threads(), threads or 1
     device = load_profile(profile)
     exporter = load_exporter(device.runtime)
     asked = budget if isinstance(budget, Budget) else parse_budget(budget or {})
@@ -134,6 +136,7 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
             listen=listen,
             seed=seed,
             threads=threads,
+            training_threads=all_threads,
             allow_partial=allow_partial,
         )
         reference = pipeline.capture(plan, source)

@@ -51,6 +51,14 @@ def probe() -> dict[str, Any]:
     }
 
 
+def training_threads() -> int:
+    """Return the CPU threads of a training: OMP_NUM_THREADS where set, else the cores that this process may use."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def machine() -> str:
     """Return the architecture by its Linux name: `x86_64`, `aarch64`, ..."""
     name = platform.machine().lower()

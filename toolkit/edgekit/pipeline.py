@@ -58,6 +58,7 @@ class Pipeline:
     listen: events.Listener = events.ignore
     seed: int = 0
     threads: int = 1
+    training_threads: int = 1
     allow_partial: bool = False
     fits: Callable[[Artifact], Mapping[str, Any]] = lambda _artifact: {}
     originals: dict[str, Artifact] = field(default_factory=dict)
@@ -259,6 +260,7 @@ class Pipeline:
             listen=self.listen,
             seed=self.seed,
             threads=self.threads,
+            training_threads=self.training_threads,
             shared=self.store.shared,
         )
         return inputs, context

@@ -44,6 +44,7 @@ class Context:
         listen: where progress goes.
         seed: the only source of randomness.
         threads: CPU threads that the stage may use.
+        training_threads: CPU threads of a training: its sums differ in the last place with their number.
         deadline: `time.monotonic()` value by which it must end, or None.
         shared: a folder for what several runs can use, named after its content; None: `scratch` will do.
     """
@@ -52,6 +53,7 @@ class Context:
     listen: events.Listener = events.ignore
     seed: int = 0
     threads: int = 1
+    training_threads: int = 1
     deadline: float | None = None
     shared: Path | None = None
 

@@ -59,7 +59,7 @@ def data_options(command: Command) -> Command:
 def run_options(command: Command) -> Command:
     """Add what surrounds a run."""
     options = [
-        click.option("--threads", type=click.IntRange(1), help="CPU threads (default: one)."),
+        click.option("--threads", type=click.IntRange(1), help="CPU threads (default: one; trainings take all)."),
         click.option("--sustained", metavar="TIME", help="Also run for so long on the target (10m): latency when hot."),
         click.option(
             "--simulate",

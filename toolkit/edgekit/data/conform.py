@@ -71,8 +71,8 @@ def conform(array: Array, spec: TensorSpec, *, where: str, notes: list[Note] | N
         notes: casts are appended here.
 
     Raises:
-        InputError: another rank, another fixed axis, an axis that is empty and not so by the model's own declaration, a
-            dtype that would lose something.
+        InputError: another rank, another fixed axis, a batch axis that is empty and not so by the model's own
+            declaration, a dtype that would lose something.
         NonFiniteError: NaN or infinity.
     """
     return _cast(_shaped(array, spec, where), spec, where, notes)
@@ -98,13 +98,8 @@ def _shaped(array: Array, spec: TensorSpec, where: str) -> Array:
             where=place,
             remedy=_layout_remedy(array.shape, spec),
         )
-    empty = [axis for axis, size in enumerate(array.shape) if not size and spec.shape[axis] != 0]
-    if empty:
-        raise InputError(
-            f"axis {empty[0]} is empty: given {_text(array.shape)}",
-            where=place,
-            remedy="Remove the sample or fill the array.",
-        )
+    if array.shape and not array.shape[0] and spec.shape[0] != 0:
+        raise InputError(f"axis 0 is empty: given {_text(array.shape)}", where=place, remedy="Remove the sample.")
     return array
 
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgekit.errors import InputError
-from edgekit.graphs.edit import RANDOM_OPS, drop_inputs_of_constants, load_model, name_nodes, save_model, sort_nodes
+from edgekit.errors import EdgekitError, InputError
+from edgekit.graphs.edit import (
+    RANDOM_OPS,
+    constant_tensor,
+    drop_inputs_of_constants,
+    load_model,
+    name_nodes,
+    save_model,
+    sort_nodes,
+)
 from edgekit.graphs.freeze import record_shapes
 from edgekit.graphs.shapes import analyze
 from edgekit.graphs.storage import graphs_in, is_external
@@ -56,25 +64,47 @@ def slim_file(
     work.CopyFrom(before)
     for graph in graphs_in(work.graph):
         del graph.value_info[:]
+        _spell_out(graph)
     off = [] if fuse else ["graph_fusion"]
     if fold_limit == 0:
         off.append("constant_folding")
     if any(node.op_type in RANDOM_OPS for graph in graphs_in(work.graph) for node in graph.node):
         off += ["constant_folding", "subexpression_elimination"]  # it would draw once and for all
-    try:
-        with contextlib.redirect_stdout(None):
-            after = onnxslim.slim(
-                work,
-                skip_fusion_patterns=[*ALWAYS_SKIPPED, *skip],
-                skip_optimizations=off,
-                size_threshold=fold_limit,
-            )
-    except Exception as error:  # noqa: BLE001 - it has no errors of its own, and raises whatever goes wrong inside
-        raise InputError(f"onnxslim fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
+    with _foreign("onnxslim fails"), contextlib.redirect_stdout(None):
+        after = onnxslim.slim(
+            work,
+            skip_fusion_patterns=[*ALWAYS_SKIPPED, *skip],
+            skip_optimizations=off,
+            size_threshold=fold_limit,
+        )
     _put_back(before, after, apart)
-    record_shapes(after.graph, analyze(after, Path(source).parent), outputs=False)
+    with _foreign("what onnxslim made is no valid graph"):
+        record_shapes(after.graph, analyze(after, Path(source).parent), outputs=False)
     save_model(after, Path(target), source=Path(source).parent)
     return {"patterns": [] if not fuse else [name for name in patterns() if name not in skip]}
+
+
+@contextlib.contextmanager
+def _foreign(what: str) -> Iterator[None]:
+    """Turn whatever onnxslim, or onnx on its result, raises into an InputError: neither has errors of its own."""
+    try:
+        yield
+    except EdgekitError:
+        raise
+    except Exception as error:  # noqa: BLE001 - see above
+        raise InputError(f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:200]}") from None
+
+
+def _spell_out(graph: onnx.GraphProto) -> None:
+    """Write constants that are given as plain numbers (`value_floats`) as tensors: onnxslim reads them as float64."""
+    from onnx import helper
+
+    for node in graph.node:
+        tensor = constant_tensor(node)
+        if tensor is not None and node.attribute[0].name != "value":
+            made = helper.make_attribute("value", tensor)
+            del node.attribute[:]
+            node.attribute.append(made)
 
 
 def _set_apart(model: onnx.ModelProto) -> list[onnx.TensorProto]:

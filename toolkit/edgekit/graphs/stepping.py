@@ -101,9 +101,17 @@ class Stepper:
         else:
             for name, array in start.items():
                 kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-                made.graph.input.append(helper.make_tensor_value_info(name, kind, [None] * array.ndim))
+                made.graph.input.append(helper.make_tensor_value_info(name, kind, self._common_shape(name)))
         made.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
         return open_graph(made, self.folder, threads=self.threads)
+
+    def _common_shape(self, name: str) -> list[int | None]:
+        """Return the sizes that a kept tensor has in every sample; None for others.
+
+        Where sizes are unknown, the shape inference of some operators (Attention) takes them for 0.
+        """
+        shapes = [feed[name].shape for feed in (self._kept or {}).values()]
+        return [sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*shapes, strict=True)]
 
     def _before(self, wanted: Sequence[str], known: frozenset[str]) -> tuple[list[onnx.NodeProto], set[str]]:
         """Return the nodes that make tensors from known ones, in graph order, and every name that they read."""

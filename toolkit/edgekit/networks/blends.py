@@ -1,8 +1,9 @@
-"""Blends of samples as further inputs of a distillation: what the teacher makes of them says more than labels can.
+"""Blends of samples as inputs of a training: no two epochs see the same ones, and none can be learned by heart.
 
-A network that was trained on the same samples knows them by heart, and its outputs on them are little more than the
-labels. On a blend of two samples (Zhang et al., 2018) its outputs are its own, and no two epochs see the same inputs:
-the student learns the function instead of the samples (Beyer et al., 2022). The teacher runs on every blend.
+A network that knows its samples by heart learns nothing from them; from blends of two samples, and of their labels
+(Zhang et al., 2018), it still does. A teacher that was trained on the same samples says little more than labels on
+them, and what is its own on blends: the student learns the function instead of the samples (Beyer et al., 2022). The
+teacher runs on every blend.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from edgekit.networks.feeds import Batch, Feeds
-from edgekit.networks.finetune import Goal
+from edgekit.networks.goal import Goal
 from edgekit.networks.train import Forward, Loss, Tensors
 
 if TYPE_CHECKING:
     import torch
+
+    from edgekit.networks.teacher import Teacher
 
 
 def can_blend(goal: Goal, feeds: Feeds) -> bool:
@@ -42,15 +45,11 @@ def blended(goal: Goal) -> Loss:
     import torch
 
     teacher = goal.teacher
-    assert teacher is not None
 
     def loss(forward: Forward, batch: Batch, feed: Tensors, _done: float) -> Tensors:
         share = 0.5 + 0.5 * float(torch.rand(()))
         mixed = {name: _mixed(value, share) for name, value in feed.items()}
-        if teacher.network is not None:
-            teacher.network.module.to(next(iter(feed.values())).device)
-        target = teacher.run({name: value.cpu().numpy() for name, value in mixed.items()})
-        wanted = {name: torch.from_numpy(value) for name, value in target.items()}
+        wanted = None if teacher is None else _asked(teacher, mixed)
         outputs = forward(mixed)
         terms = goal.terms(outputs, batch, mixed, target=wanted)
         if "hard" in terms and batch.labels is not None:
@@ -60,6 +59,16 @@ def blended(goal: Goal) -> Loss:
         return terms
 
     return loss
+
+
+def _asked(teacher: Teacher, feed: Tensors) -> Tensors:
+    """Run the teacher on inputs that it has not kept outputs for."""
+    import torch
+
+    if teacher.network is not None:
+        teacher.network.module.to(next(iter(feed.values())).device)
+    found = teacher.run({name: value.cpu().numpy() for name, value in feed.items()})
+    return {name: torch.from_numpy(value) for name, value in found.items()}
 
 
 def _mixed(value: torch.Tensor, share: float) -> Any:

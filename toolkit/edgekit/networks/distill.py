@@ -15,7 +15,8 @@ from edgekit.networks.blends import blended, can_blend
 from edgekit.networks.child import Tell
 from edgekit.networks.features import Matching, pair_layers, watched
 from edgekit.networks.feeds import Batch, Feeds
-from edgekit.networks.finetune import Goal, make_goal, opened, schedule_of
+from edgekit.networks.finetune import opened, schedule_of
+from edgekit.networks.goal import Goal, make_goal
 from edgekit.networks.launched import place
 from edgekit.networks.network import Network, evaluating
 from edgekit.networks.saving import save_network

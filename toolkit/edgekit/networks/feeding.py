@@ -51,7 +51,7 @@ def train_in_child(
         "folder": os.fspath(inputs.folder.resolve()),
         "scratch": os.fspath(context.scratch.resolve()),
         "feeds": os.fspath(feeds_of(inputs, context)),
-        "threads": context.threads,
+        "threads": context.training_threads,
         "seed": context.seed,
         **options,
     }
@@ -59,7 +59,7 @@ def train_in_child(
         task,
         arguments,
         listen=context.listen,
-        threads=context.threads,
+        threads=context.training_threads,
         deadline=context.deadline,
         environment=lead(task, arguments, environment),
     )

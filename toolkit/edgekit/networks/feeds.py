@@ -130,8 +130,8 @@ class Batch:
 class Feeds:
     """What `write_feeds` wrote, and how it is cut: a tenth (at most 256), chosen by the seed, tells when to stop."""
 
-    def __init__(self, folder: Path, *, seed: int, batch: int) -> None:
-        """Map the arrays of `folder`."""
+    def __init__(self, folder: Path, *, seed: int, batch: int, turn: int = 0) -> None:
+        """Map the arrays of `folder`; `turn` tells trainings of one network apart: each has orders of its own."""
         index = json.loads((folder / _INDEX).read_bytes())
         self._batch = batch
         buckets = [
@@ -159,7 +159,7 @@ class Feeds:
         order = np.random.default_rng(seed).permutation(len(self._places))
         held = max(1, min(len(order) // _HELD, _ENOUGH))
         self.held, self.trained = sorted(map(int, order[:held])), sorted(map(int, order[held:]))
-        self.seed = seed
+        self.seed, self.turn = seed, turn
 
     def __len__(self) -> int:
         return len(self._places)
@@ -174,8 +174,8 @@ class Feeds:
         return self._places[sample]
 
     def epoch(self, number: int) -> list[list[int]]:
-        """Return the samples of every batch of an epoch: another order each epoch, the same for the same seed."""
-        rng = np.random.default_rng([self.seed, number])
+        """Return the samples of every batch of an epoch: another order each epoch and turn, the same for one seed."""
+        rng = np.random.default_rng([self.seed, self.turn, number])
         batches = self._cut([self.trained[place] for place in rng.permutation(len(self.trained))])
         return [batches[place] for place in rng.permutation(len(batches))]
 

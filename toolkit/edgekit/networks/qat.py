@@ -18,7 +18,7 @@ from edgekit.errors import UnsupportedError
 from edgekit.events import Finding
 from edgekit.networks.child import Tell
 from edgekit.networks.feeds import Batch, Feeds
-from edgekit.networks.finetune import Goal, make_goal
+from edgekit.networks.goal import Goal, make_goal
 from edgekit.networks.graph_floats import start_between
 from edgekit.networks.graph_module import GraphModule, graph_module
 from edgekit.networks.oscillation import watch

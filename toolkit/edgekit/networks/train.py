@@ -136,12 +136,12 @@ class _Run:
         given = unique_state(self.module)
         fitted, best, start = self._resumed()
         for epoch in range(start, self.schedule.epochs + 1):
-            if fitted.is_stuck(self.schedule.patience):
+            if fitted.is_stuck(self.schedule):
                 break
-            seed_all(self.schedule.seed, epoch, *([self.team.rank] if self.team.rank else []))
+            seed_all(self.schedule.seed, self.feeds.turn, epoch, *([self.team.rank] if self.team.rank else []))
             row = self._epoch(epoch)
             row |= self._judgement(epoch / self.schedule.epochs)
-            if fitted.add(row, start_counts=self.schedule.start_counts):
+            if fitted.add(row, self.schedule):
                 best = unique_state(self.module)
             self._save(fitted, best)
         if fitted.harmed():
@@ -233,12 +233,16 @@ class _Run:
 
     def _judgement(self, done: float) -> dict[str, float]:
         """Return what an epoch is judged by."""
-        found = {"held_out": self._judged(self.feeds.held_out(), done)}
+        import torch
+
+        found = {"held_out": self._judged(self.judge, self.feeds.held_out(), done)}
         if not self.schedule.start_counts:
-            found["seen"] = self._judged(self.feeds.seen(), done)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.schedule.seed)  # what is drawn is drawn alike for every epoch
+                found["seen"] = self._judged(self.loss, self.feeds.seen(), done)
         return found
 
-    def _judged(self, plan: list[list[int]], done: float) -> float:
+    def _judged(self, loss: Loss, plan: list[list[int]], done: float) -> float:
         """Return the mean loss of batches in evaluation mode, sample by sample."""
         import torch
 
@@ -247,7 +251,7 @@ class _Run:
             for samples in self.team.share(plan):
                 batch = self.feeds.load(samples)
                 feed = self._feed(batch)
-                terms = self.judge(self._forward, batch, feed, done)
+                terms = loss(self._forward, batch, feed, done)
                 value = float(sum(terms.values()))
                 if not math.isfinite(value) and self.team.size == 1:
                     raise name_fault(self.module, self._forward, feed, "the held-out loss is not finite")

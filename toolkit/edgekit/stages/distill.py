@@ -39,14 +39,14 @@ class Distill:
         layers: student's module -> teacher's module; empty: blocks are matched evenly.
         batch: samples of one step.
         rate: highest learning rate; 0 takes 0.00005 for models of transformers and 0.001 for others.
-        patience: epochs without a better held-out loss than those before after which a phase ends.
+        patience: epochs that may be kept without a better held-out loss than those before after which a phase ends.
         decay: weight decay of matrices and kernels.
         shapes: as in the stage `capture`; taken over from `--shape`.
         dtypes: as in the stage `capture`.
     """
 
     name: ClassVar[str] = "distill"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     takes: ClassVar[frozenset[str]] = frozenset({"torch"})
     makes: ClassVar[str] = "torch"
     needs: ClassVar[frozenset[str]] = frozenset({"data", "training", "original"})
@@ -94,6 +94,7 @@ class Distill:
         numbers = ("epochs", "feature_epochs", "temperature", "alpha", "batch", "rate", "patience", "decay")
         options = {
             "out": os.fspath(out.resolve()),
+            "turn": len(inputs.artifact.lineage),
             "labels": list(names_of(inputs)),
             "teacher": teacher_of(inputs, context, self.shapes, self.dtypes),
             **{key: getattr(self, key) for key in (*numbers, "blend", "config", "layers", "shapes", "dtypes")},

@@ -51,7 +51,7 @@ class Simplify:
     """
 
     name: ClassVar[str] = "simplify"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset()
