@@ -133,6 +133,7 @@ PARTS = (
         peers=WEIGHTS,
         goals=(
             Goal(key="upper", text="d nll, upper bound {:.4f}", limit=0.001),
+            Goal(key="kl", text="KL {:.5f}"),
             Goal(key="megabytes", text=MB, limit=140, rivals=False),
         ),
     ),

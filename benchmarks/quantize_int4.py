@@ -73,6 +73,23 @@ def score(path: Path, windows: np.ndarray, threads: int) -> Losses:
     return np.concatenate([nll for nll, _ in found]), np.concatenate([top for _, top in found])
 
 
+def divergence(original: Path, path: Path, windows: np.ndarray, threads: int) -> float:
+    """Return the mean KL divergence, in nats, of a model's next token from the original's: free of the text's noise."""
+    opened, total = [session(model, threads) for model in (original, path)], 0.0
+    for window in windows:
+        logits = [one.run(None, {"input_ids": window[None]})[0][0, :-1] for one in opened]
+        for first, second in zip(*(np.array_split(rows, 8) for rows in logits), strict=True):
+            before, after = _log_softmax(first), _log_softmax(second)
+            total += float((np.exp(before) * (before - after)).sum())
+    return total / (windows.size - len(windows))
+
+
+def _log_softmax(rows: np.ndarray) -> np.ndarray:
+    wide = rows.astype(np.float64) - rows.max(axis=1, keepdims=True)
+    found: np.ndarray = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    return found
+
+
 def judged(found: Losses, base: Losses, size: int) -> dict[str, float]:
     """Return what a model lost against the float one, token by token; `upper` ends the interval of 95 %."""
     change = found[0] - base[0]
@@ -93,17 +110,18 @@ def compare(options: argparse.Namespace, keep: Path) -> None:
     base = score(options.model, windows, options.threads)
     mean = base[0].mean()
     print(f"float: nll {mean:.4f}, perplexity {np.exp(mean):.3f}, {len(windows)} windows", flush=True)
-    print("| method | d nll +- SE | top-1 agreement | MB | bits a weight | CPU s |\n|---|---|---|---|---|---|")
+    print("| method | d nll +- SE | KL | top-1 agreement | MB | bits a weight | CPU s |\n|---|---|---|---|---|---|---|")
     for name in [*PEERS, *OURS]:
         if options.only and name not in options.only:
             continue
         folder = keep / name.replace(", ", "-").replace(" ", "-")
         told = quantized(name, options.model, options.windows_file, folder, options.threads)
         row = judged(score(folder / MODEL, windows, options.threads), base, stored(folder / MODEL))
+        kl = divergence(options.model, folder / MODEL, windows, options.threads)
         bits = told.get("facts", {}).get("quantization", {}).get("bits_per_weight", "")
         print(
-            f"| {name} | {row['d_nll']:.4f} +- {row['error']:.4f} | {row['agreement']:.3f} | {row['megabytes']:.1f} | "
-            f"{bits} | {told['cpu_seconds']:.0f} |",
+            f"| {name} | {row['d_nll']:.4f} +- {row['error']:.4f} | {kl:.5f} | {row['agreement']:.3f} | "
+            f"{row['megabytes']:.1f} | {bits} | {told['cpu_seconds']:.0f} |",
             flush=True,
         )
 

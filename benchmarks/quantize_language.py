@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from quantize_int4 import Losses, chosen, judged, quantized, score
+from quantize_int4 import Losses, chosen, divergence, judged, quantized, score
 from quantize_kept import Figures, Kept
 from quantize_measure import MODEL, MissingError, cost, peer, slug, stored
 from work_order import Work
@@ -48,7 +48,8 @@ class Language:
         else:
             told = quantized(name, self._model, self._file, folder, self._options.threads)
         found = score(folder / MODEL, self._windows, self._options.threads)
-        return {name: judged(found, base, stored(folder / MODEL)) | cost(told)}
+        kl = {"kl": divergence(self._model, folder / MODEL, self._windows, self._options.threads)}
+        return {name: judged(found, base, stored(folder / MODEL)) | kl | cost(told)}
 
     def by_llama(self, kind: str) -> dict[str, Figures]:
         """Quantize GGUF; the figures, if the float GGUF is the model that the ONNX is."""

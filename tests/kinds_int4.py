@@ -43,10 +43,16 @@ def product(depth: int, width: int, *, count: int = 6, scale: float = 1.0) -> tu
     return model, floats(rng, depth, count, rows=40)
 
 
-def tied(*, vocabulary: int, width: int, tie: bool = True) -> tuple[onnx.ModelProto, Feeds]:
-    """Rows are looked up, mixed, and compared with the same table (behind a Transpose) or another one."""
+def tied(*, vocabulary: int, width: int, tie: bool = True, squeezed: bool = False) -> tuple[onnx.ModelProto, Feeds]:
+    """Rows are looked up, mixed, and compared with the same table (behind a Transpose) or another one.
+
+    Mixed rows lie near few directions when they are `squeezed`, as those of trained models do.
+    """
     rng = np.random.default_rng(1)
     constants = {"table": heavy(rng, vocabulary, width, scale=3.0), "w": heavy(rng, width, width)}
+    if squeezed:
+        few = width // 8
+        constants["w"] = 3 * heavy(rng, width, few) @ heavy(rng, few, width)
     nodes = [helper.make_node("Gather", ["table", "ids"], ["e"], name="lookup")]
     nodes.append(helper.make_node("MatMul", ["e", "w"], ["h"], name="mix"))
     nodes.append(helper.make_node("Add", ["e", "h"], ["r"], name="residual"))

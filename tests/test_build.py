@@ -11,13 +11,14 @@ import pytest
 
 import edgekit as api
 from command import PATH
-from edgekit import events
+from edgekit import events, jury
 from edgekit.budget import Budget, Check, Figure, Verdict
 from edgekit.errors import BudgetMissedError, InputError, UnsupportedError, UsageError
 from edgekit.events import Finding
 from edgekit.exporter import refuse
 from edgekit.gate import Trial
 from edgekit.package import read_package
+from edgekit.score import Score
 from house import profile
 from onnx_models import linear
 
@@ -204,7 +205,7 @@ def figure(name, value):
 def why_not(*checks, findings=(), figures=(), original=(), strict=False, allow_dominated=False):
     trial = Trial(figures=tuple(figures), original=tuple(original), findings=tuple(findings))
     verdict = Verdict(status="pass", checks=checks)
-    return room._why_not(verdict, trial, strict=strict, allow_dominated=allow_dominated)
+    return jury.why_not(verdict, trial, strict=strict, allow_dominated=allow_dominated)
 
 
 WORSE = {
@@ -233,3 +234,36 @@ def test_what_is_worse_in_every_way_ships_only_when_allowed():
     assert why_not(check("size", "pass"), **WORSE, allow_dominated=True) is None
     budget_first = why_not(check("size", "fail", "too big"), **WORSE, allow_dominated=True)
     assert budget_first.text == "too big"
+
+
+COARSE_OR_WHOLE = """
+title = "one that loses, one that does not"
+[[choose]]
+[[choose.option]]
+name = "coarse"
+[[choose.option.stage]]
+use = "quantize-int4"
+bits = 2
+method = "rtn"
+[[choose.option]]
+name = "whole"
+[[choose.option.stage]]
+use = "simplify"
+"""
+
+
+def test_an_alternative_that_only_the_evaluation_data_refuse_gives_way(build, package, tmp_path, monkeypatch):
+    """Calibration data that tell nothing: the ranking takes what is fastest."""
+    (tmp_path / "choice.toml").write_text(COARSE_OR_WHOLE)
+
+    def score(_gate, candidate):
+        coarse = any(step.stage == "quantize-int4" for step in candidate.lineage)
+        return Score(within=True, latency_ms=1.0 if coarse else 2.0, size=1, drop=None)
+
+    monkeypatch.setattr("edgekit.gate.Gate.score", score)
+    result = build(recipe=str(tmp_path / "choice.toml"), budget=Budget(max_drop=0.02))
+    assert (result.status, result.exit, result.error) == ("pass", 0, None)
+    assert [run.facts["chosen"] for run in result.stages if run.name == "choose"] == ["coarse", "whole"]
+    (told,) = [finding for finding in result.findings if finding.rule == "next-alternative"]
+    assert "coarse does not pass" in told.text
+    assert [step.stage for step in read_package(Path(result.package)).manifest.lineage] == ["ingest", "simplify"]

@@ -254,6 +254,16 @@ def test_the_table_says_how_each_value_was_obtained():
     assert "pass" not in memory, "without a budget nothing was passed"
 
 
+def test_an_alternative_that_chance_may_have_put_over_budget_is_not_ruled_out(capfd):
+    score = {"within": True, "latency_ms": 1.25, "size": 2000, "drop": 0.012, "doubtful": True}
+    scores = {"int8": score, "fp16": score | {"doubtful": False}, "w4": score | {"within": False, "doubtful": False}}
+    Console(width=160).print(alternatives_table({"chosen": "int8", "scores": scores, "refused": {}}))
+    lines = {name: line for line in capfd.readouterr().out.splitlines() for name in scores if name in line}
+    assert "not ruled out" in lines["int8"]
+    assert "keeps the budgets" in lines["fp16"]
+    assert "misses a budget" in lines["w4"]
+
+
 def test_the_alternatives_are_told_with_what_the_simulator_gave(capfd):
     score = {"within": True, "latency_ms": 1.25, "size": 2000, "drop": 0.001}
     facts = {"chosen": "fp16", "scores": {"fp16": score | {"simulated_db": 55.1, "simulated": 4}, "int8": score}}

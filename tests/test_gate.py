@@ -207,6 +207,27 @@ def test_a_score_is_within_the_budget_or_not(gate, publish, budget, within):
     assert replace(gate, budget=budget).score(other).within is within
 
 
+def test_few_samples_rule_an_alternative_out_only_by_evidence(gate, publish):
+    """What few samples lose may be chance: the lower bound says what is sure."""
+    other = publish(lambda weight: weight * (1 + 0.5 * np.sin(np.arange(weight.size).reshape(weight.shape))))
+    found = gate.score(other)
+    low, high = found.bounds
+    assert 0 < low < found.drop < high
+    between, below = replace(gate, budget=Budget(max_drop=(low + found.drop) / 2)), Budget(max_drop=low / 2)
+    kept = between.score(other)
+    assert kept.within
+    assert kept.doubtful
+    assert not kept.keeps  # a round of a recipe is undone all the same
+    assert f"{found.drop:.2%}" in kept.why_before([found])
+    assert "chance" in kept.why_before([found])
+    out = replace(gate, budget=below).score(other)
+    assert not out.within
+    assert not out.doubtful
+    sure = replace(gate, budget=Budget(max_drop=high)).score(other)
+    assert sure.within
+    assert not sure.doubtful
+
+
 def test_scores_sort_by_budget_then_time_then_size_then_accuracy(gate, publish):
     from edgekit.score import Score
 

@@ -272,6 +272,43 @@ def test_the_best_alternative_within_the_budget_is_kept(store, exporter):
     assert len((store.folder(made.id) / "model.onnx").read_bytes()) == 5
 
 
+def test_the_next_alternatives_come_in_order_and_go_the_rest_of_the_way(store, exporter):
+    text = CHOICE + "[[choose.option]]\nname = 'slow'\n[[choose.option.stage]]\nuse = 'shrink'\ncount = 2\n"
+    plan = plan_of(text + "[[stage]]\nuse = 'shrink'", exporter)
+    pipe = pipeline(store)
+    score = size_score(store, latency=lambda size: {5: 1.0, 9: 2.0, 8: 3.0}[size], within=lambda size: size != 8)
+    found = [
+        (way.names, len((store.folder(way.artifact.id) / "model.onnx").read_bytes()))
+        for way in (pipe.candidates(plan, source(store), score))
+    ]
+    assert found == [(("small",), 4), (("large",), 8)]  # slow misses a budget: it is not tried
+    told = [run.facts for run in pipe.runs if run.name == "choose"]
+    assert [row["chosen"] for row in told] == ["small", "large"]
+    assert told[0]["why"] == "the fastest that keeps the budgets on the calibration data"
+    assert "small missed" in told[1]["why"]
+    assert "small" not in told[1]["scores"]
+    assert set(told[0]["refused"]) == {"broken"}
+    assert set(told[1]["refused"]) == {"broken", "small"}
+
+
+def test_where_all_miss_a_budget_there_is_one_candidate(store, exporter):
+    pipe = pipeline(store)
+    ways = list(
+        pipe.candidates(plan_of(CHOICE, exporter), source(store), size_score(store, within=lambda _size: False))
+    )
+    assert [way.names for way in ways] == [("small",)]
+    assert [run.facts["why"] for run in pipe.runs if run.name == "choose"] == [
+        "none keeps the budgets on the calibration data; it is the fastest"
+    ]
+
+
+def test_choices_after_one_another_are_gone_through_from_the_last(store, exporter):
+    second = CHOICE.replace("small", "tiny").replace("large", "big").replace("count = 5", "count = 2")
+    plan = plan_of(CHOICE + second, exporter)
+    ways = pipeline(store).candidates(plan, source(store), size_score(store))
+    assert [way.names for way in ways] == [("small", "tiny"), ("small", "big"), ("large", "tiny"), ("large", "big")]
+
+
 HALF_OR_NOT = """
 [[choose]]
 [[choose.option]]

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import kinds
 import kinds_int4
@@ -152,6 +153,41 @@ def test_a_tied_table_is_stored_once_beside_its_parts(tmp_path):
         ["table_8bit", "table_8bit_zero_points"],
     )
     assert kinds.worst_db(model, made, feeds) > 36
+
+
+def rows_of_the_table(model, depth):
+    """The rows of a table in blocks of 8 bits, as floats."""
+    packed = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    codes = packed["table_8bit"].astype(np.float32)
+    zeros = packed.get("table_8bit_zero_points", np.full(codes.shape[:2], 128)).astype(np.float32)
+    scales = packed["table_8bit_scales_half"].astype(np.float32).reshape(codes.shape[:2])
+    return ((codes - zeros.reshape(codes.shape[:2])[..., None]) * scales[..., None]).reshape(len(codes), -1)[:, :depth]
+
+
+def test_a_tied_table_is_learned_for_the_last_layer_and_its_rows_stay_near(tmp_path):
+    model, feeds = kinds_int4.tied(vocabulary=256, width=64, squeezed=True)
+    table = next(numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name == "table")
+    probe = onnx.ModelProto.FromString(model.SerializeToString())
+    probe.graph.output.append(helper.make_tensor_value_info("r", TensorProto.FLOAT, None))
+    session = onnxruntime.InferenceSession(probe.SerializeToString(), providers=["CPUExecutionProvider"])
+    hidden = np.concatenate([session.run(["r"], feed)[0].reshape(-1, 64) for feed in feeds])
+
+    def lost(method):
+        _, made = quantize(tmp_path / method, model, feeds, method=method)
+        wrong = rows_of_the_table(made, 64) - table
+        return np.square(hidden @ wrong.T).mean(), np.square(wrong).mean()
+
+    nearest, learned = lost("rtn"), lost("gptq")
+    assert learned[0] < nearest[0] / 2
+    assert learned[1] < nearest[1] * 2.5
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_only_a_shared_table_gets_zero_points_in_8_bits(tie, tmp_path):
+    model, feeds = kinds_int4.tied(vocabulary=64, width=64, tie=tie)
+    _, made = quantize(tmp_path, model, feeds, method="rtn")
+    assert ("table_8bit_zero_points" in {tensor.name for tensor in made.graph.initializer}) == tie
+    assert kinds.worst_db(model, made, feeds) > 32
 
 
 def test_factors_go_into_the_gain_of_a_normalization(tmp_path):

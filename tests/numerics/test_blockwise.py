@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from edgekit.numerics import gptq
 from edgekit.numerics.awq import scaled_gram, search_channel_scales
 from edgekit.numerics.blockwise import BlockCodes, BlockFormat, encode, fit_blocks, quantize_rtn, scale_type_for
-from edgekit.numerics.gptq import descend, output_error, quantize_gptq
+from edgekit.numerics.gptq import FIRM_DAMPING, descend, output_error, quantize_gptq
 from edgekit.numerics.hqq import quantize_hqq
 from edgekit.numerics.packing import pack_blocks, pack_codes, signed, unpack_blocks, unpack_codes
 
@@ -269,6 +270,28 @@ def test_gptq_halves_the_output_error_and_sweeps_never_raise_it(act_order, depth
     assert errors[0] < nearest / 1.5
     assert errors[2] <= errors[1] * 1.001 <= errors[0] * 1.002
     assert errors[2] < nearest / 2
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("act_order", [False, True])
+def test_rows_are_learned_in_parts_as_they_are_together(fmt, act_order, monkeypatch):
+    weights, x = heavy_tailed(37, 100), correlated(100)
+    gram = x.T @ x
+    whole = quantize_gptq(weights, fmt, gram, act_order=act_order)
+    monkeypatch.setattr(gptq, "_ROWS_AT_ONCE", 16)
+    parts = quantize_gptq(weights, fmt, gram, act_order=act_order)
+    assert (whole.codes == parts.codes).mean() > 0.98  # products of other shapes round in other places
+    np.testing.assert_allclose(whole.scales.astype(np.float32), parts.scales.astype(np.float32), rtol=0.02)
+    errors = [output_error(weights, found.dequantized(), gram) for found in (whole, parts)]
+    assert errors[1] == pytest.approx(errors[0], rel=0.02)
+
+
+def test_firm_damping_keeps_the_weights_nearer_and_the_outputs_of_few_samples_farther():
+    weights, x, fmt = heavy_tailed(64, 128), correlated(128), BlockFormat(bits=8)
+    gram = x.T @ x
+    firm, loose = (quantize_gptq(weights, fmt, gram, damping=share).dequantized() for share in (FIRM_DAMPING, 1e-4))
+    assert sqnr(weights, firm) > sqnr(weights, loose) + 0.5
+    assert output_error(weights, firm, gram) > output_error(weights, loose, gram)
 
 
 def test_coordinate_descent_finds_the_best_code_of_each_weight():

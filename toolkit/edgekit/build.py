@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ import msgspec
 from edgekit import events
 from edgekit.artifact import Artifact
 from edgekit.atomic import replacing
-from edgekit.budget import Budget, Verdict, dominated, judge, merge, parse_budget, parse_seconds
+from edgekit.budget import Budget, Verdict, merge, parse_budget, parse_seconds
 from edgekit.errors import UsageError
 from edgekit.exporter import Exporter, load_exporter, refuse
-from edgekit.gate import Gate, Trial, findings_of
+from edgekit.gate import Gate, Trial
 from edgekit.host import training_threads
+from edgekit.jury import Jury
 from edgekit.metrics import find_metric
 from edgekit.networks.launched import together
 from edgekit.original import Original
@@ -26,8 +26,8 @@ from edgekit.plan import Given, Plan, make_plan
 from edgekit.profile import Profile, load_profile
 from edgekit.recipe import load_recipe
 from edgekit.report import html_report
-from edgekit.result import ErrorReport, Result, exit_of
-from edgekit.shipping import Shipment, bundle_of, check_place, golden_feeds, pack_extras, recall, remember, ship
+from edgekit.result import Result, exit_of
+from edgekit.shipping import Shipment, check_place, golden_feeds, pack_extras, recall, remember, ship
 from edgekit.signing import load_private_key
 from edgekit.sources import ingest, read_data
 from edgekit.store import Store
@@ -174,31 +174,24 @@ def build(  # noqa: PLR0913 - one keyword per option of the command line
             allow_fallback=allow_fallback,
         )
         pipeline.fits = gate.check_fit
-        candidate = pipeline.run(plan, reference, gate.score)
-
-        told = (*pipeline.findings, *(samples.findings if samples else ()), *findings_of(candidate))
-        findings = [*told, *exporter.lint(candidate, shelf.folder(candidate.id), device)]
-        refuse(findings, device, allow_fallback=allow_fallback)
-        compiled = pipeline.compile(exporter, candidate)
-        bundle = bundle_of(compiled, shelf)
-
-        with machine or nullcontext():
-            trial = gate.trial(bundle, machine, candidate)
-        findings += trial.findings
-        verdict = judge(budgets, trial.figures)
-        why_not = _why_not(verdict, trial, strict=strict, allow_dominated=allow_dominated)
+        jury = Jury(pipeline=pipeline, gate=gate, target=machine, strict=strict, allow_dominated=allow_dominated)
+        found = jury.first_to_ship(pipeline.candidates(plan, reference, gate.score))
+        candidate, verdict, why_not = found.candidate, found.verdict, found.why_not
+        findings = [*pipeline.findings, *(samples.findings if samples else ()), *found.findings]
 
         shipment = Shipment(
             artifact=candidate.id,
-            bundle=compiled.id,
-            extras=pack_extras(shelf, bundle, samples, golden_feeds(original.golden_samples, original.seeded_feeds)).id,
+            bundle=found.compiled.id,
+            extras=pack_extras(
+                shelf, found.bundle, samples, golden_feeds(original.golden_samples, original.seeded_feeds)
+            ).id,
             reference=original.outputs_id,
             name=f"{_stem(model)}-{device.name}",
             profile=device,
             preprocessing=samples.preprocessing if samples else {},
             labels=samples.labels if samples else tuple(reference.facts.get("labels", ())),
             verdict=verdict if why_not is None else Verdict(status="fail", checks=verdict.checks),
-            details=_details(trial, pipeline.runs, original, budgets, calibration=calibration),
+            details=_details(found.trial, pipeline.runs, original, budgets, calibration=calibration),
         )
         remember(shipment, shelf)
         packed = ship(shipment, shelf, Path(out), key=Path(sign) if sign else None) if package and not why_not else None
@@ -268,23 +261,6 @@ def _refuse_early(reference: Artifact, folder: Path, exporter: Exporter, profile
         hopeless = ("-dynamic-shape", "-opset")
         found = [f for f in exporter.lint(reference, folder, profile) if f.rule.endswith(hopeless)]
         refuse(found, profile, allow_fallback=False)
-
-
-def _why_not(verdict: Verdict, trial: Trial, *, strict: bool, allow_dominated: bool) -> ErrorReport | None:
-    """Say why nothing ships, or None: a missed budget, an unproven one under `strict`, or worse than the input."""
-    missed = [c for c in verdict.checks if c.status == "fail" or (strict and c.status == "unproven")]
-    broken = [finding for finding in trial.findings if finding.severity == "error"]
-    worse = None if allow_dominated else dominated(trial.original, trial.figures)
-    if missed:
-        text = "; ".join(check.reason or f"{check.name}: {check.status}" for check in missed)
-        return ErrorReport(kind="budget", text=text, where="", remedy="Change the recipe or the budget.")
-    if broken:
-        text = "; ".join(f"{finding.node}: {finding.text}" for finding in broken)
-        return ErrorReport(kind="budget", text=text, where=broken[0].node, remedy=broken[0].remedy)
-    if worse:
-        remedy = "Choose another recipe, or ship it all the same with --allow-dominated."
-        return ErrorReport(kind="budget", text=worse, where="", remedy=remedy)
-    return None
 
 
 def _details(

@@ -113,20 +113,26 @@ class Gate:
     def score(self, candidate: Artifact) -> Score:
         """Rank a candidate among others: accuracy on the calibration data (never on the evaluation data), time, size.
 
-        Whether it is within the budget goes by point estimates here; the verdict alone decides with intervals.
+        A few samples more or fewer are chance: a candidate is out where the lower bound of its drop is above the
+        budget, which is what fails in the verdict. Time and size go by point estimates.
         """
-        drop, size = None, model_size(self._folder(candidate))
+        drop, bounds, size = None, None, model_size(self._folder(candidate))
         if self.original.tells("calibration"):
             outputs = run_onnx(
                 self._folder(candidate), self.original.feeds("calibration", "candidate"), threads=self.threads
             )
-            drop = self.original.compare("calibration", outputs).drop
+            found = self.original.compare("calibration", outputs)
+            drop = found.drop
+            bounds = None if found.low is None or found.high is None else (found.low, found.high)
         latency = next((f.value for f in self.estimate(candidate) if f.name == "latency-p50"), None)
         known = [("latency", latency, min(self.budget.latency_ms.values(), default=None))]
-        known += [("size", size.value, self.budget.max_size), ("drop", drop, self.budget.max_drop)]
+        lost = bounds[0] if bounds else drop
+        known += [("size", size.value, self.budget.max_size), ("drop", lost, self.budget.max_drop)]
         within = all(value is None or limit is None or value <= limit for _, value, limit in known)
         keeps = drop is None or self.budget.max_drop is None or drop <= self.budget.max_drop
-        return Score(within=within, latency_ms=latency, size=int(size.value or 0), drop=drop, keeps=keeps)
+        return Score(
+            within=within, latency_ms=latency, size=int(size.value or 0), drop=drop, keeps=keeps, bounds=bounds
+        )
 
     def estimate(self, artifact: Artifact) -> tuple[Figure, ...]:
         """Predict what can be predicted; open shapes count as those of the largest of a few samples."""

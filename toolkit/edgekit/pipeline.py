@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.exporter import Exporter
 from edgekit.plan import Alternatives, Plan, PlanEntry, Rounds
 from edgekit.profile import Profile
-from edgekit.score import Score, best_of
+from edgekit.score import Score, in_order
 from edgekit.stage import Context, Inputs, Stage, options_of
 from edgekit.store import Store
 
@@ -36,6 +36,14 @@ class StageRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Scorer = Callable[[Artifact], Score]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """An artifact, and the names of the alternatives that were chosen on the way to it."""
+
+    artifact: Artifact
+    names: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -71,18 +79,31 @@ class Pipeline:
         return network
 
     def run(self, plan: Plan, reference: Artifact, score: Scorer) -> Artifact:
-        """Turn the float reference into the candidate."""
-        candidate = self._trained(plan, score) if plan.training else reference
-        for entry in plan.entries:
-            candidate = self._run_entry(entry, candidate, score)
-        return candidate
+        """Turn the float reference into the candidate that is ranked first."""
+        return next(self.candidates(plan, reference, score)).artifact
 
-    def _trained(self, plan: Plan, score: Scorer) -> Artifact:
-        """Change the model of PyTorch as the plan says, judge it by its graph, and return that graph."""
-        network = self.originals["torch"]
-        for entry in plan.training:
-            network = self._run_entry(entry, network, lambda made: score(self._captured(plan, made)))
-        return self._captured(plan, network)
+    def candidates(self, plan: Plan, reference: Artifact, score: Scorer) -> Iterator[Way]:
+        """Yield what the float reference is turned into: first by the best alternatives, then by the next ones.
+
+        Whoever asks for another candidate says that the last one missed a budget. Only alternatives that keep what is
+        known of the budgets come second.
+        """
+        starts = self._trained(plan, score) if plan.training else iter([Way(artifact=reference)])
+        for start in starts:
+            yield from self._ways(plan.entries, start, score)
+
+    def _trained(self, plan: Plan, score: Scorer) -> Iterator[Way]:
+        """Change the model of PyTorch as the plan says, judge it by its graph, and yield that graph."""
+        network = Way(artifact=self.originals["torch"])
+        for way in self._ways(plan.training, network, lambda made: score(self._captured(plan, made))):
+            yield replace(way, artifact=self._captured(plan, way.artifact))
+
+    def _ways(self, entries: Sequence[PlanEntry], way: Way, score: Scorer) -> Iterator[Way]:
+        if not entries:
+            yield way
+            return
+        for made in self._run_entry(entries[0], way, score):
+            yield from self._ways(entries[1:], made, score)
 
     def compile(self, exporter: Exporter, artifact: Artifact) -> Artifact:
         """Compile a candidate for the profile's runtime, or take the `bundle` from the cache."""
@@ -148,12 +169,14 @@ class Pipeline:
                 self.store.forget_scratch(key)
         return record["found"]
 
-    def _run_entry(self, entry: PlanEntry, artifact: Artifact, score: Scorer) -> Artifact:
-        if isinstance(entry, Rounds):
-            return self._run_rounds(entry, artifact, score)
+    def _run_entry(self, entry: PlanEntry, way: Way, score: Scorer) -> Iterator[Way]:
         if isinstance(entry, Alternatives):
-            return self._run_alternatives(entry, artifact, score)
-        return self.run_stage(entry, artifact)
+            for name, made in self._run_alternatives(entry, way.artifact, score):
+                yield Way(artifact=made, names=(*way.names, name))
+        elif isinstance(entry, Rounds):
+            yield replace(way, artifact=self._run_rounds(entry, way.artifact, score))
+        else:
+            yield replace(way, artifact=self.run_stage(entry, way.artifact))
 
     def _run_rounds(self, rounds: Rounds, artifact: Artifact, score: Scorer) -> Artifact:
         """Repeat the body until a budget is missed, the model gets slower or stays; keep the last good round."""
@@ -175,31 +198,35 @@ class Pipeline:
             kept, kept_score = tried, tried_score
         return kept
 
-    def _run_alternatives(self, entry: Alternatives, artifact: Artifact, score: Scorer) -> Artifact:
-        tried: list[tuple[str, Artifact, Score]] = []
+    def _run_alternatives(
+        self, entry: Alternatives, artifact: Artifact, score: Scorer
+    ) -> Iterator[tuple[str, Artifact]]:
+        """Build all alternatives, then yield them in the order of their rank, by name."""
+        made: dict[str, Artifact] = {}
+        scores: dict[str, Score] = {}
         known: dict[str, Mapping[str, Any]] = {}
         refused = dict(entry.refused)
         for name, body in entry.options:
-            made = artifact
+            tried = artifact
             try:
                 for stage in body:
-                    made = self.run_stage(stage, made)
-                known[name] = self.fits(made)
+                    tried = self.run_stage(stage, tried)
+                known[name] = self.fits(tried)
             except (InputError, UnsupportedError, UsageError) as error:
                 refused[name] = str(error)
                 continue
-            tried.append((name, made, score(made)))
-        if not tried:
+            made[name], scores[name] = tried, score(tried)
+        if not made:
             raise UnsupportedError(
                 "no alternative of the recipe could be built: " + "; ".join(f"{k}: {v}" for k, v in refused.items()),
                 where=f"recipe, choose from {', '.join(refused)}",
                 remedy="Choose a recipe that fits the model and the profile.",
             )
-        name, best, found = tried[best_of([row[2] for row in tried])]
-        scores = {row[0]: {**row[2].facts(), **known[row[0]]} for row in tried}
-        why = found.why_before([row[2] for row in tried if row[0] != name])
-        self._told("choose", {"chosen": name, "why": why, "scores": scores, "refused": refused})
-        return best
+        for name, why in in_order(scores):
+            told = {other: {**scores[other].facts(), **known[other]} for other in scores if other not in refused}
+            self._told("choose", {"chosen": name, "why": why, "scores": told, "refused": dict(refused)})
+            yield name, made[name]
+            refused[name] = "missed on the evaluation data"
 
     def _execute(self, stage: Stage, artifact: Artifact, key: str) -> Artifact:
         inputs, context = self._surroundings(artifact, key, self._teacher(stage))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -16,12 +16,13 @@ class Score:
     """How good a candidate is; smaller is better. `within` says whether it keeps the budgets known so far.
 
     Attributes:
-        within: no budget is missed on the calibration data.
+        within: no budget is missed on the calibration data; a drop misses its own where the lower bound is above it.
         latency_ms: predicted, None when unknown.
         size: bytes.
         drop: loss of the metric (or disagreement) on the calibration data, None when unknown.
-        keeps: the accuracy that the budget asks for is kept: what a round of a recipe is judged by, since being still
-            too slow or too big is no reason to stop making it smaller. None: as `within`.
+        keeps: the accuracy that the budget asks for is kept, going by `drop` itself: what a round of a recipe is judged
+            by, since being still too slow or too big is no reason to stop making it smaller. None: as `within`.
+        bounds: of the drop, one-sided at 95 %; None when unknown.
     """
 
     within: bool
@@ -29,6 +30,12 @@ class Score:
     size: int
     drop: float | None
     keeps: bool | None = None
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it lost more than the budget allows, and by so few samples that this may be chance."""
+        return self.within and self.keeps is False
 
     def key(self) -> tuple[bool, float, int, float]:
         """Order: within the budget first, then faster, then smaller, then more accurate."""
@@ -44,15 +51,28 @@ class Score:
 
     def facts(self) -> dict[str, Any]:
         """Return what a report tells."""
-        return {"within": self.within, "latency_ms": self.latency_ms, "size": self.size, "drop": self.drop}
+        told = {"within": self.within, "latency_ms": self.latency_ms, "size": self.size, "drop": self.drop}
+        return {**told, "drop_bounds": self.bounds, "doubtful": self.doubtful}
 
-    def why_before(self, others: Sequence[Score]) -> str:
-        """Say what speaks for this one, the smallest, in the order in which they are ranked."""
+    def why_before(self, others: Sequence[Score], missed: Sequence[str] = ()) -> str:
+        """Say what speaks for this one, the smallest, in the order in which they are ranked.
+
+        Args:
+            others: those that it is ranked before.
+            missed: names of better ones that failed since.
+        """
+        if missed:
+            return f"the next in order: {', '.join(missed)} missed on the evaluation data"
         if not others:
             return "the only one that could be built"
         if not self.within:
             return "none keeps the budgets on the calibration data; it is the fastest"
-        within = [other for other in others if other.within]
+        if self.doubtful and self.bounds is not None:
+            lost = f"{self.drop:.2%} ({self.bounds[0]:.2%} .. {self.bounds[1]:.2%})"
+            return f"the fastest that the calibration data do not rule out: it loses {lost} there, which may be chance"
+        return self._why_among([other for other in others if other.within])
+
+    def _why_among(self, within: Sequence[Score]) -> str:
         if not within:
             return "the only one that keeps the budgets on the calibration data"
         if self.latency_ms is None:
@@ -73,3 +93,15 @@ def best_of(scores: Sequence[Score]) -> int:
     return min(
         alike, key=lambda index: (scores[index].size, scores[index].drop or 0.0, scores[index].latency_ms or inf)
     )
+
+
+def in_order(scores: Mapping[str, Score]) -> Iterator[tuple[str, str]]:
+    """Yield the name of the best and what speaks for it; after it has missed, the next ones that are within."""
+    left = dict(scores)
+    missed: list[str] = []
+    while left:
+        name = list(left)[best_of(list(left.values()))]
+        found = left.pop(name)
+        yield name, found.why_before(list(left.values()), missed)
+        missed.append(name)
+        left = {other: score for other, score in left.items() if score.within}

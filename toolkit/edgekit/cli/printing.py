@@ -111,7 +111,7 @@ def alternatives_table(facts: dict[str, Any]) -> Table:
                 *([f"{score['simulated_db']} dB"] if score.get("simulated_db") is not None else [""] * simulated),
                 "" if latency is None else f"{latency:.3g} ms",
                 f"{score['size'] / 1e3:.0f} kB",
-                "keeps the budgets" if score["within"] else "misses a budget",
+                _standing(score),
             )
         )
     none = [""] * (3 + simulated)
@@ -119,6 +119,12 @@ def alternatives_table(facts: dict[str, Any]) -> Table:
     near = ["simulator to CPU"] * simulated
     headings = ("alternative", "drop (calibration)", *near, "latency (predicted)", "size", "")
     return rows_table("alternatives", headings, rows)
+
+
+def _standing(score: dict[str, Any]) -> str:
+    if score.get("doubtful"):
+        return "not ruled out"
+    return "keeps the budgets" if score["within"] else "misses a budget"
 
 
 def _print_verdict(console: Console, result: Result) -> None:

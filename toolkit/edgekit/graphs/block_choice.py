@@ -255,6 +255,11 @@ class BlockJob:
         """A session of the caller's model, opened once: it holds all weights."""
         return self.original()
 
+    def release(self) -> None:
+        """Let go of the session and the sums, which hold more than the model; they come again when asked for."""
+        for held in ("session", "_reference", "_grams"):
+            self.__dict__.pop(held, None)
+
     @cached_property
     def _reference(self) -> Reference:
         assert self.samples is not None

@@ -242,7 +242,7 @@ def formats_to_choose(
         divided = any(weight.depth % block == 0 for _, block in _CHOICES)
         for bits, block in () if weight.key in pinned else _CHOICES:
             both = (True, False) if bits == now.bits == _WIDE else (False,)
-            for even in (True,) if symmetric else (fine_enough(bits, block),) if weight.is_table else both:
+            for even in (True,) if symmetric else (fine_enough(weight, bits, block),) if weight.is_table else both:
                 made = replace(now, bits=bits, block=block, symmetric=even)
                 whole = weight.depth % block == 0 or not divided
                 if made not in options and whole:  # a filled-up last block takes bytes for nothing
@@ -251,9 +251,12 @@ def formats_to_choose(
     return found
 
 
-def fine_enough(bits: int, block: int) -> bool:
-    """Say whether the rows of a table lose less by symmetric blocks than zero points would take in bytes."""
-    return bits == _WIDE and block <= 64  # noqa: PLR2004
+def fine_enough(weight: BlockWeight, bits: int, block: int) -> bool:
+    """Say whether a matrix loses less by symmetric blocks than zero points would take in bytes.
+
+    A table that the last layer shares loses twice.
+    """
+    return bits == _WIDE and block <= (32 if weight.is_table and weight.products else 64)
 
 
 _CHOICES = ((4, 16), (4, 32), (4, 64), (4, 128), (8, 32), (8, 64), (8, 128))

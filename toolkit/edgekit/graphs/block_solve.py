@@ -14,7 +14,7 @@ from edgekit.graphs.edit import GraphIndex
 from edgekit.graphs.weights import Weights
 from edgekit.numerics.awq import scaled_gram, search_channel_scales
 from edgekit.numerics.blockwise import BlockCodes, BlockFormat, Floats, quantize_rtn, scale_type_for
-from edgekit.numerics.gptq import output_error, quantize_gptq
+from edgekit.numerics.gptq import DAMPING, FIRM_DAMPING, output_error, quantize_gptq
 from edgekit.numerics.hqq import quantize_hqq
 
 Method = Literal["rtn", "hqq", "awq", "gptq"]
@@ -110,10 +110,17 @@ class Solver:
     ) -> tuple[BlockCodes, float]:
         scaled = matrix if factors is None else matrix * factors
         fmt = self._format(weight, scaled)
-        if method == "gptq" and not weight.is_table:  # looked-up rows must be near as they are
+        if method == "gptq":
             inner = gram if factors is None else scaled_gram(gram, factors)
-            sweeps = _FEW_SWEEPS if fmt.bits == _WIDE else _SWEEPS
-            codes = quantize_gptq(scaled, fmt, inner, act_order=self.act_order, sweeps=sweeps)
+            wide = fmt.bits == _WIDE
+            codes = quantize_gptq(
+                scaled,
+                fmt,
+                inner,
+                act_order=self.act_order,
+                damping=FIRM_DAMPING if wide or weight.is_table else DAMPING,  # looked-up rows stay near as they are
+                sweeps=_FEW_SWEEPS if wide else _SWEEPS,
+            )
         elif method == "hqq":
             codes = quantize_hqq(scaled, fmt)
         elif method == "awq" and not weight.is_table:

@@ -14,6 +14,7 @@ from edgekit.graphs.block_inputs import ProductInputs
 from edgekit.graphs.block_plan import BlockWeight
 from edgekit.graphs.block_solve import Solved
 from edgekit.graphs.canonical import Canonical
+from edgekit.graphs.copies import copy_without
 from edgekit.graphs.edit import GraphIndex, attribute_of, drop_dead, graphs_in, opset_of, sort_nodes
 from edgekit.graphs.opset import at_least
 from edgekit.graphs.weights import Operand
@@ -62,10 +63,7 @@ def write_blocks(
     Raises:
         UnsupportedError: the form needs an opset that the graph cannot be brought to, or that the runtime lacks.
     """
-    import onnx
-
-    model = onnx.ModelProto()
-    model.CopyFrom(source.model)
+    model = copy_without(source.model, {weight.key[1] for weight in plan if weight.key[0] == 0})
     if form == "qdq" and opset_of(model) < BLOCKED_OPSET:
         if dialect.max_opset < BLOCKED_OPSET:
             raise UnsupportedError(

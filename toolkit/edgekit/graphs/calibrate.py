@@ -11,7 +11,6 @@ import numpy as np
 
 from edgekit.data import Feed, Samples
 from edgekit.errors import InputError
-from edgekit.graphs.edit import load_model
 from edgekit.graphs.padding import visible
 from edgekit.graphs.sessions import node_in, short
 from edgekit.graphs.storage import tensor_bytes
@@ -46,6 +45,34 @@ def open_graph(model: onnx.ModelProto, folder: Path, *, threads: int, extra_outp
     Raises:
         InputError: onnxruntime does not load it; names the node when onnxruntime does.
     """
+    present = {value.name for value in model.graph.output}
+    extra = [name for name in extra_outputs if name not in present]
+    for name in extra:
+        model.graph.output.add().name = name
+    try:
+        return _opened(model.SerializeToString(), folder, large=is_large(model), threads=threads)
+    finally:
+        del model.graph.output[len(model.graph.output) - len(extra) :]
+
+
+def open_file(path: Path, *, large: bool, threads: int) -> Any:
+    """Open a model file as `open_graph` does; no copy of its weights stays beside the session's own.
+
+    Args:
+        path: the file.
+        large: see `is_large`.
+        threads: CPU threads.
+    """
+    return _opened(str(path), path.parent, large=large, threads=threads)
+
+
+def is_large(model: onnx.ModelProto) -> bool:
+    """Say whether a model's weights are more than `LARGE`."""
+    return sum(tensor_bytes(tensor) for tensor in model.graph.initializer) > LARGE
+
+
+def _opened(model: bytes | str, folder: Path, *, large: bool, threads: int) -> Any:
+    """Open a session; of a model in memory onnxruntime keeps the bytes as long as the session, of a file nothing."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -53,28 +80,17 @@ def open_graph(model: onnx.ModelProto, folder: Path, *, threads: int, extra_outp
     options.inter_op_num_threads = 1
     options.log_severity_level = _SILENT
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    if sum(tensor_bytes(tensor) for tensor in model.graph.initializer) > LARGE:
+    if large:
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.enable_cpu_mem_arena = False
-    present = {value.name for value in model.graph.output}
-    extra = [name for name in extra_outputs if name not in present]
-    for name in extra:
-        model.graph.output.add().name = name
     try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions have no common base
         raise InputError(
             f"onnxruntime does not load the graph: {short(error)}",
             where=node_in(str(error)),
             remedy="Export the model again and check it with onnxruntime.InferenceSession.",
         ) from None
-    finally:
-        del model.graph.output[len(model.graph.output) - len(extra) :]
-
-
-def open_file(path: Path, *, threads: int) -> Any:
-    """Open a model file as `open_graph` does."""
-    return open_graph(load_model(path), path.parent, threads=threads)
 
 
 def run(session: Any, feed: Feed, *, sample: str) -> Feed:

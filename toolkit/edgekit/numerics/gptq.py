@@ -17,13 +17,21 @@ Matrix = npt.NDArray[np.float32]
 DAMPING = 0.01
 """Share of the mean of H's diagonal that is added to it."""
 
+FIRM_DAMPING = 0.1
+"""The same for fine grids, which would follow the noise of few samples, and for rows that are looked up as well."""
+
 _ROW_CHUNK = 512
+_ROWS_AT_ONCE = 4096
 
 
 def output_error(weights: Floats, quantized: Floats, gram: Floats) -> float:
     """Return the summed squared error of the outputs, `trace(D H D^T)` with D = weights - quantized."""
-    wrong = weights.astype(np.float64) - quantized
-    return float(((wrong @ gram.astype(np.float64)) * wrong).sum())
+    wide, total = gram.astype(np.float64), 0.0
+    for start in range(0, len(weights), _ROWS_AT_ONCE):
+        part = slice(start, start + _ROWS_AT_ONCE)
+        wrong = weights[part].astype(np.float64) - quantized[part]
+        total += float(((wrong @ wide) * wrong).sum())
+    return total
 
 
 def damped(gram: Floats, damping: float = DAMPING) -> Matrix:
@@ -59,28 +67,31 @@ def quantize_gptq(
     depth = weights.shape[1]
     if gram.shape != (depth, depth):
         raise ValueError(f"X^T X is {gram.shape}, the weights have {depth} inputs")
-    full, inner = _padded(weights, damped(gram, damping), fmt)
-    codes, scales, zeros = _gptq(full, inner, fmt, act_order=act_order)
-    for _ in range(sweeps):
-        scales = _refit_scales(full, inner, codes, scales, zeros, fmt)
-        codes = descend(full, inner, codes, scales, zeros, fmt)
-    return BlockCodes(
-        format=fmt, codes=codes[:, :depth].copy(), scales=scales.astype(fmt.scale_type), zero_points=zeros
-    )
+    inner = _padded_gram(damped(gram, damping), fmt)
+    order = np.argsort(-np.diagonal(inner), kind="stable") if act_order else np.arange(len(inner))
+    factor = _inverse_factor(inner[np.ix_(order, order)])
+    parts = []
+    for start in range(0, max(len(weights), 1), _ROWS_AT_ONCE):  # rows know nothing of each other
+        full = into_blocks(weights[start : start + _ROWS_AT_ONCE].astype(np.float32), fmt).reshape(-1, len(inner))
+        codes, scales, zeros = _gptq(full, inner, factor, order, fmt, act_order=act_order)
+        for _ in range(sweeps):
+            scales = _refit_scales(full, inner, codes, scales, zeros, fmt)
+            codes = descend(full, inner, codes, scales, zeros, fmt)
+        parts.append((codes[:, :depth], scales.astype(fmt.scale_type), zeros))
+    codes, scales, zeros = (np.concatenate(found) for found in zip(*parts, strict=True))
+    return BlockCodes(format=fmt, codes=codes, scales=scales, zero_points=zeros)
 
 
-def _padded(weights: Floats, gram: Matrix, fmt: BlockFormat) -> tuple[Matrix, Matrix]:
-    depth = weights.shape[1]
+def _padded_gram(gram: Matrix, fmt: BlockFormat) -> Matrix:
+    depth = len(gram)
     width = fmt.blocks(depth) * fmt.block
-    full = np.zeros((weights.shape[0], width), np.float32)
-    full[:, :depth] = weights
     if width == depth:
-        return full, gram
+        return gram
     inner = np.zeros((width, width), np.float32)
     inner[:depth, :depth] = gram
     rest = np.arange(depth, width)
     inner[rest, rest] = np.diagonal(gram).mean()
-    return full, inner
+    return inner
 
 
 def _inverse_factor(gram: Matrix) -> Matrix:
@@ -91,10 +102,10 @@ def _inverse_factor(gram: Matrix) -> Matrix:
     return factor
 
 
-def _gptq(weights: Matrix, gram: Matrix, fmt: BlockFormat, *, act_order: bool) -> tuple[Codes, Matrix, Codes]:
+def _gptq(
+    weights: Matrix, gram: Matrix, factor: Matrix, order: npt.NDArray[np.intp], fmt: BlockFormat, *, act_order: bool
+) -> tuple[Codes, Matrix, Codes]:
     width = weights.shape[1]
-    order = np.argsort(-np.diagonal(gram), kind="stable") if act_order else np.arange(width)
-    factor = _inverse_factor(gram[np.ix_(order, order)])
     left = weights[:, order].copy()
     codes = np.empty(left.shape, np.uint8)
     blocks = into_blocks(weights, fmt)

@@ -61,7 +61,8 @@ class QuantizeInt4:
             32, and for matrices of 8 bits when `bits` is 8 the largest of 128, 64 and 32 that divides their depth.
         bits: 4; 2 and 8 where onnxruntime's own operators are written.
         symmetric: zero points in the middle; left out: as the runtime demands, else false, which is nearer, except for
-            8 bits in blocks of 64 or less, where zero points take more bytes than they are worth.
+            8 bits in blocks of 64 or less (32 where the last layer shares the table of embeddings), where zero points
+            take more bytes than they are worth.
         form: `matmulnbits` (onnxruntime's operators), `qdq` (standard DequantizeLinear of opset 21); `auto`: as the
             runtime wants.
         accuracy_level: 4 lets onnxruntime round activations to 8 bits inside its kernels, which is faster; 1: float32,
@@ -80,7 +81,7 @@ class QuantizeInt4:
     """
 
     name: ClassVar[str] = "quantize-int4"
-    revision: ClassVar[int] = 5
+    revision: ClassVar[int] = 6
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
@@ -148,6 +149,7 @@ class QuantizeInt4:
         mixed: dict[str, Any] = {}
         if self.mean_bits is not None or self.aim is not None:
             trial, mixed = self._mixed(job, trial, context)
+        job.release()
         save_model(trial.model, out / MAIN, source=job.source.folder)
         _check(out / MAIN)
         copy_companions(inputs.folder, out)
@@ -274,7 +276,7 @@ def _formats(stage: QuantizeInt4, plan: BlockPlan, dialect: Dialect, form: Form)
         return BlockFormat(
             bits=bits,
             block=block,
-            symmetric=symmetric or (even and fine_enough(bits, block)),
+            symmetric=symmetric or (even and fine_enough(weight, bits, block)),
             negative_scales=form == "matmulnbits",
             scale_type="float16" if form == "matmulnbits" else "float32",
         )
