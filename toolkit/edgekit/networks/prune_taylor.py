@@ -11,7 +11,8 @@ from edgekit import events
 from edgekit.networks.child import Tell
 from edgekit.networks.coupled import Coupling, Slot
 from edgekit.networks.feeds import Feeds
-from edgekit.networks.finetune import check_inputs, make_goal
+from edgekit.networks.finetune import check_inputs
+from edgekit.networks.goal import make_goal
 from edgekit.networks.network import Network, evaluating
 from edgekit.networks.train import runner_of
 from edgekit.numerics.importance import Floats, taylor
