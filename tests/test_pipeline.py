@@ -15,10 +15,12 @@ from edgekit import events
 from edgekit.dialect import Dialect
 from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.housekeeping import prune
-from edgekit.pipeline import Pipeline, Score, merge
+from edgekit.pipeline import Pipeline
 from edgekit.plan import Given, make_plan
 from edgekit.recipe import parse_recipe
+from edgekit.score import Score
 from edgekit.stage import STAGES
+from edgekit.stage_runs import merge
 from edgekit.store import Store
 
 RAN: Counter[str] = Counter()

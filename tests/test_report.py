@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from edgekit.budget import Check
 from edgekit.events import Finding
-from edgekit.pipeline import StageRun
 from edgekit.report import CHECKS, check_rows, finding_rows, html_report, shown, stage_rows, text_table
 from edgekit.result import ErrorReport, Result
+from edgekit.stage_runs import StageRun
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 ELEMENTS = {

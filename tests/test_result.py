@@ -13,8 +13,8 @@ from command import ROOT
 from edgekit import errors
 from edgekit.budget import Check, Verdict
 from edgekit.events import Finding
-from edgekit.pipeline import StageRun
 from edgekit.result import ErrorReport, Result, exit_of, of_error, schema
+from edgekit.stage_runs import StageRun
 
 FILE = ROOT / "docs" / "result.schema.json"
 BOUNDS = {"low": 0.0, "high": 0.015, "n": 1000}

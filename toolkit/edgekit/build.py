@@ -21,7 +21,7 @@ from edgekit.jury import Jury
 from edgekit.metrics import find_metric
 from edgekit.networks.launched import together
 from edgekit.original import Original
-from edgekit.pipeline import Pipeline, StageRun
+from edgekit.pipeline import Pipeline
 from edgekit.plan import Given, Plan, make_plan
 from edgekit.profile import Profile, load_profile
 from edgekit.recipe import load_recipe
@@ -30,6 +30,7 @@ from edgekit.result import Result, exit_of
 from edgekit.shipping import Shipment, check_place, golden_feeds, pack_extras, recall, remember, ship
 from edgekit.signing import load_private_key
 from edgekit.sources import ingest, read_data
+from edgekit.stage_runs import StageRun
 from edgekit.store import Store
 from edgekit.target import is_simulator
 from edgekit.targets import default_target, open_target

@@ -9,7 +9,7 @@ import msgspec
 from edgekit.budget import Check, Verdict
 from edgekit.errors import EdgekitError
 from edgekit.events import Finding
-from edgekit.pipeline import StageRun
+from edgekit.stage_runs import StageRun
 
 _JSON_SCHEMA = "https://json-schema.org/draft/2020-12/schema"
 
