@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 
@@ -107,3 +109,20 @@ def test_another_thread_can_end_it(tmp_path):
         ["-c", code], folder=tmp_path, log=log, seconds=300, environment=environment(), stop=lambda: False
     )
     assert (ended.status, ended.last_line) == (0, "done")
+
+
+def test_an_interrupt_while_a_child_starts_does_not_leave_it_behind(monkeypatch):
+    """What it would break off is the wait for the child's id: without that nobody could end it."""
+    started = []
+    real = subprocess.Popen
+
+    def slow(*arguments, **options):
+        started.append(real(*arguments, **options))
+        os.kill(os.getpid(), signal.SIGINT)
+        return started[0]
+
+    monkeypatch.setattr(children.subprocess, "Popen", slow)
+    with pytest.raises(KeyboardInterrupt):
+        children.start_group(["sleep", "77"])
+    assert started[0].returncode == -signal.SIGKILL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

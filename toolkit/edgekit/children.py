@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,14 +87,13 @@ def run_child(
         stop: asked twice a second where another thread may end it: a signal reaches the main thread alone.
     """
     with log.open("wb") as output:
-        child = subprocess.Popen(
+        child = start_group(
             [sys.executable, *arguments],
             cwd=folder,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,
         )
         status: int | None = None
         try:
@@ -117,6 +117,28 @@ def _wait(child: subprocess.Popen[Any], seconds: float, stop: Callable[[], bool]
             return child.wait(_POLL)
     left = 0.0 if stop is not None and stop() else max(end - time.monotonic(), 0.0)
     return child.wait(left)
+
+
+def start_group(argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a process as the leader of a group of its own; `options` are those of Popen.
+
+    An interrupt (SIGINT) that comes before its id is known here would leave it behind: it waits until then, ends the
+    process, and goes on.
+    """
+    came: list[tuple[int, Any]] = []
+    before = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if callable(before):
+        signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        process = subprocess.Popen(list(argv), start_new_session=True, **options)
+    finally:
+        if callable(before):
+            signal.signal(signal.SIGINT, before)
+    if came and callable(before):
+        kill_group(process)
+        process.wait()
+        before(*came[-1])
+    return process
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:

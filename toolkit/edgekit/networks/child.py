@@ -25,7 +25,7 @@ from typing import IO, Any, cast
 import msgspec
 
 from edgekit import errors, events
-from edgekit.children import how_ended, kill_group
+from edgekit.children import how_ended, kill_group, start_group
 from edgekit.errors import EdgekitError, InputError, TargetError
 
 Tell = Callable[[events.Event], None]
@@ -90,14 +90,7 @@ def run_in_child(
     variables.update(environment or {})
     argv = [sys.executable, "-P", "-c", _BOOT, root, job]
     with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=variables,
-            start_new_session=True,
-        )
+        process = start_group(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=variables)
         with _ended(process, deadline) as late:
             answer = _converse(process, {**arguments}, listen)
             status = process.wait()

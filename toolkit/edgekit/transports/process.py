@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from edgekit.children import start_group
 from edgekit.transport import Completed
 
 LIMIT = 64 << 10
@@ -82,16 +83,16 @@ def run_process(
         TimeoutError: it took longer.
         OSError: it cannot be started.
     """
-    process = subprocess.Popen(
-        list(argv),
+    process = start_group(
+        argv,
         cwd=folder,
         stdin=source or (subprocess.PIPE if hold else subprocess.DEVNULL),
         stdout=sink or subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,
     )
-    streams = Tail(process.stdout), Tail(process.stderr, said)
+    streams: list[Tail] = []
     try:
+        streams += [Tail(process.stdout), Tail(process.stderr, said)]
         status = process.wait(timeout)
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"no end after {timeout:g} s") from None
@@ -101,7 +102,7 @@ def run_process(
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
-        if not streams[0].wait(1) or not streams[1].wait(1):  # a child of it lives on and holds the pipes
+        if not all(stream.wait(1) for stream in streams):  # a child of it lives on and holds the pipes
             signal_group(process, signal.SIGKILL)
             for stream in streams:
                 stream.wait(1)

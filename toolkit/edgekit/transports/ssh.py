@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgekit.artifact import digest, sha256_file
+from edgekit.children import start_group
 from edgekit.errors import LinkError, TargetError
 from edgekit.transport import Completed
 from edgekit.transports import far_side
@@ -229,12 +230,11 @@ class SshTransport:
     def _take_lock(self) -> None:
         """Start the process over there that holds the lock while this connection lives."""
         identity = digest([getpass.getuser(), platform.node()])[:12]
-        self._holder = subprocess.Popen(
+        self._holder = start_group(
             self.remote_argv([far_side.HOLD, identity, self._owner]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,
         )
         streams = Tail(self._holder.stdout), Tail(self._holder.stderr)
         deadline = time.monotonic() + CONNECT + ASK
