@@ -110,3 +110,23 @@ def test_what_is_unproven_ships_unless_all_must_be_proven(jury, way, strict):
     assert found.verdict.status == "unproven"
     assert (found.why_not is None) is not strict
     assert ("no-alternative" in {finding.rule for finding in found.findings}) is strict
+
+
+def test_what_is_doubtful_twice_gives_way_to_what_is_not(jury, way):
+    """It lost too much on the calibration data, perhaps by chance, and is not proven on the evaluation data either."""
+    unproven = replace(jury, gate=replace(jury.gate, budget=Budget(max_drop=0.0)))
+    first, second = replace(way("near", near), doubtful=True), way("nearer", lambda weight: weight * 1.0001)
+    found = unproven.first_to_ship([first, second])
+    assert (found.candidate, found.why_not) == (second.artifact, None)
+    (told,) = [finding for finding in found.findings if finding.rule == "next-alternative"]
+    assert "near does not pass (it lost too much on the calibration data and is unproven here)" in told.text
+    proven = jury.first_to_ship([first, second])
+    assert (proven.candidate, proven.verdict.status) == (first.artifact, "pass")
+
+
+def test_what_is_doubtful_twice_ships_where_nothing_else_does(jury, way):
+    unproven = replace(jury, gate=replace(jury.gate, budget=Budget(max_drop=0.0)))
+    first, second = replace(way("near", near), doubtful=True), way("turned", turned)
+    found = unproven.first_to_ship([first, second])
+    assert (found.candidate, found.why_not) == (first.artifact, None)
+    assert "turned does not pass" in next(f.text for f in found.findings if f.rule == "next-alternative")

@@ -287,7 +287,7 @@ def test_the_next_alternatives_come_in_order_and_go_the_rest_of_the_way(store, e
     told = [run.facts for run in pipe.runs if run.name == "choose"]
     assert [row["chosen"] for row in told] == ["small", "large"]
     assert told[0]["why"] == "the fastest that keeps the budgets on the calibration data"
-    assert "small missed" in told[1]["why"]
+    assert "small did not pass" in told[1]["why"]
     assert "small" not in told[1]["scores"]
     assert set(told[0]["refused"]) == {"broken"}
     assert set(told[1]["refused"]) == {"broken", "small"}

@@ -75,6 +75,14 @@ def test_a_min_that_others_read_stays_before_its_max():
     assert split_clips(chain(("Min", 2.0), ("Max", -1.0), extra="t0")) == []
 
 
+def test_clips_of_integers_stay():
+    nodes = [kinds.node("Clip", ["x", "lo", "hi"], ["y"], name="clip")]
+    kind = onnx.TensorProto.INT64
+    ends = [onnx.helper.make_tensor_value_info(name, kind, [2, 5]) for name in "xy"]
+    model = kinds.build(nodes, ends[:1], ends[1:], {"lo": np.int64(1), "hi": np.int64(7)})
+    assert split_clips(model) == []
+
+
 def test_bounds_that_are_no_constants_stay():
     model = chain(("Clip", -1.0, 2.0))
     del model.graph.initializer[:]

@@ -63,16 +63,24 @@ class Jury:
     def first_to_ship(self, ways: Iterable[Way]) -> Judged:
         """Judge candidates until one may ship; where none may, the first is what the build came to.
 
+        One that lost too much on the calibration data, if perhaps by chance, and is unproven on the evaluation data too
+        ships only where no other does.
+
         Raises:
             EdgekitError: the runtime refuses one, or the target fails.
         """
-        missed: list[Judged] = []
-        for way in ways:
-            found = self._judged(way)
-            if found.why_not is None:
-                return _told(found, missed) if missed else found
-            missed.append(found)
-        return _none(missed) if len(missed) > 1 else missed[0]
+        passed_over: list[Judged] = []
+        with self.target or nullcontext():
+            for way in ways:
+                found = self._judged(way)
+                if found.why_not is None and not (way.doubtful and found.verdict.status == "unproven"):
+                    return _told(found, passed_over) if passed_over else found
+                passed_over.append(found)
+        unsure = next((found for found in passed_over if found.why_not is None), None)
+        if unsure is not None:
+            others = [found for found in passed_over if found is not unsure]
+            return _told(unsure, others) if others else unsure
+        return _none(passed_over) if len(passed_over) > 1 else passed_over[0]
 
     def _judged(self, way: Way) -> Judged:
         gate, candidate = self.gate, way.artifact
@@ -81,8 +89,7 @@ class Jury:
         refuse(findings, device, allow_fallback=gate.allow_fallback)
         compiled = self.pipeline.compile(gate.exporter, candidate)
         bundle = bundle_of(compiled, shelf)
-        with self.target or nullcontext():
-            trial = gate.trial(bundle, self.target, candidate)
+        trial = gate.trial(bundle, self.target, candidate)
         verdict = judge(gate.budget, trial.figures)
         return Judged(
             candidate=candidate,
@@ -96,11 +103,11 @@ class Jury:
         )
 
 
-def _told(found: Judged, missed: list[Judged]) -> Judged:
+def _told(found: Judged, others: list[Judged]) -> Judged:
     """Say that the evaluation data chose a candidate, which makes what it loses look smaller than it is."""
     text = (
-        f"{found.name} is built because {_reasons(missed)}; the evaluation data chose it among "
-        f"{len(missed) + 1} alternatives, so its figures on them are a little too good"
+        f"{found.name} is built because {_reasons(others)}; the evaluation data chose it among "
+        f"{len(others) + 1} alternatives, so its figures on them are a little too good"
     )
     remedy = "Judge it on other samples with `edgekit validate --data DIR`, or give more calibration samples."
     told = Finding(severity="warning", node="", rule="next-alternative", text=text, remedy=remedy)
@@ -115,7 +122,8 @@ def _none(missed: list[Judged]) -> Judged:
 
 
 def _reasons(missed: list[Judged]) -> str:
-    return "; ".join(f"{one.name} does not pass ({one.why_not.text})" for one in missed if one.why_not)
+    unsure = "it lost too much on the calibration data and is unproven here"
+    return "; ".join(f"{one.name} does not pass ({one.why_not.text if one.why_not else unsure})" for one in missed)
 
 
 def why_not(verdict: Verdict, trial: Trial, *, strict: bool, allow_dominated: bool) -> ErrorReport | None:

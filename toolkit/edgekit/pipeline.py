@@ -20,10 +20,17 @@ Scorer = Callable[[Artifact], Score]
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """An artifact, and the names of the alternatives that were chosen on the way to it."""
+    """An artifact and how the plan came to it.
+
+    Attributes:
+        artifact: it.
+        names: of the alternatives that were chosen.
+        doubtful: one of them lost more than the budget allows on the calibration data, which may be chance.
+    """
 
     artifact: Artifact
     names: tuple[str, ...] = ()
+    doubtful: bool = False
 
 
 @dataclass(kw_only=True)
@@ -75,8 +82,7 @@ class Pipeline(StageRuns):
 
     def _run_entry(self, entry: PlanEntry, way: Way, score: Scorer) -> Iterator[Way]:
         if isinstance(entry, Alternatives):
-            for name, made in self._run_alternatives(entry, way.artifact, score):
-                yield Way(artifact=made, names=(*way.names, name))
+            yield from self._run_alternatives(entry, way, score)
         elif isinstance(entry, Rounds):
             yield replace(way, artifact=self._run_rounds(entry, way.artifact, score))
         else:
@@ -102,16 +108,14 @@ class Pipeline(StageRuns):
             kept, kept_score = tried, tried_score
         return kept
 
-    def _run_alternatives(
-        self, entry: Alternatives, artifact: Artifact, score: Scorer
-    ) -> Iterator[tuple[str, Artifact]]:
-        """Build all alternatives, then yield them in the order of their rank, by name."""
+    def _run_alternatives(self, entry: Alternatives, way: Way, score: Scorer) -> Iterator[Way]:
+        """Build all alternatives, then yield them in the order of their rank."""
         made: dict[str, Artifact] = {}
         scores: dict[str, Score] = {}
         known: dict[str, Mapping[str, Any]] = {}
         refused = dict(entry.refused)
         for name, body in entry.options:
-            tried = artifact
+            tried = way.artifact
             try:
                 for stage in body:
                     tried = self.run_stage(stage, tried)
@@ -129,8 +133,9 @@ class Pipeline(StageRuns):
         for name, why in in_order(scores):
             told = {other: {**scores[other].facts(), **known[other]} for other in scores if other not in refused}
             self._told("choose", {"chosen": name, "why": why, "scores": told, "refused": dict(refused)})
-            yield name, made[name]
-            refused[name] = "missed on the evaluation data"
+            doubtful = way.doubtful or scores[name].doubtful
+            yield Way(artifact=made[name], names=(*way.names, name), doubtful=doubtful)
+            refused[name] = "did not pass on the evaluation data"
 
     def _check_axes(self, reference: Artifact) -> None:
         """Refuse a batch axis that is dynamic in name only: what runs at batch 1 would fail or be wrong at another."""

@@ -62,7 +62,7 @@ class Score:
             missed: names of better ones that failed since.
         """
         if missed:
-            return f"the next in order: {', '.join(missed)} missed on the evaluation data"
+            return f"the next in order: {', '.join(missed)} did not pass on the evaluation data"
         if not others:
             return "the only one that could be built"
         if not self.within:

@@ -19,7 +19,7 @@ def split_clips(model: onnx.ModelProto, folder: Path | None = None) -> list[str]
     """Write every Clip with a constant lower bound other than 0 as Max, then Min; return the names of these nodes.
 
     A Min before a Max, which compilers turn into a Clip, changes places with it. Clips between 0 and a bound (ReLU6)
-    stay: they are right, and fused into what stands before them.
+    stay: they are right, and fused into what stands before them. So do those of integers, which no grid is put on.
 
     Args:
         model: changed in place.
@@ -40,6 +40,8 @@ def _clip(graph: onnx.GraphProto, index: GraphIndex, node: onnx.NodeProto) -> li
     low, high = (node.input[place] if len(node.input) > place else "" for place in (1, 2))
     values = [index.value(name) for name in (low, high)]
     if (low and values[0] is None) or (high and values[1] is None) or (low and not np.any(values[0])):
+        return []
+    if any(value is not None and value.dtype.kind in "iu" for value in values):
         return []
     bounds = [
         (operator, name)
