@@ -17,6 +17,7 @@ from edgekit.networks.coupled import Coupling
 from edgekit.networks.coupling_trace import interpret
 from edgekit.networks.export import INNER
 from edgekit.networks.network import Network, evaluating, flatten
+from edgekit.networks.prune_apply import tensors_of
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +65,7 @@ def couple(network: Network, *, across_norms: bool = False) -> Coupling:
         UnsupportedError: the network cannot be traced.
     """
     program = trace_program(network)
-    state = set(network.module.state_dict())
+    state = set(tensors_of(network.module))
     choices: dict[str, int] = {}
     best = interpret(program, state, choices, across_norms=across_norms)
     kinds = sorted({split.kind for split in best.splits.values()})

@@ -45,6 +45,8 @@ class Trace:
     choices: Mapping[str, int]
     across_norms: bool
     slots: dict[str, str] = field(default_factory=dict)
+    fed_by: set[str] = field(default_factory=set)
+    stored_labels: int = 0
     node: torch.fx.Node = None  # type: ignore[assignment]
 
     @property
@@ -60,9 +62,10 @@ class Trace:
         return path.partition("@")[0].removeprefix(INNER).removeprefix(".")
 
     def shape(self, output: int | None = None) -> tuple[int, ...]:
-        """Return the shape of the current node's value, or of one of its values."""
+        """Return the shape of the current node's value, or of one of its values: the first, where none is said."""
         value = self.node.meta["val"]
-        return tuple(int(size) for size in (value if output is None else value[output]).shape)
+        one = value[output or 0] if isinstance(value, (tuple, list)) else value
+        return tuple(int(size) for size in one.shape)
 
     def why(self, text: str) -> str:
         """Word a reason: what happens, and in which module."""
@@ -79,6 +82,34 @@ class Trace:
     def live(self, labels: Ids) -> bool:
         """Say whether any of the labels is not kept."""
         return not bool(self.labels.kept(labels).all())
+
+    def loose(self, count: int) -> Ids:
+        """Return labels for an axis along which all values are equal: no tensor that is stored has them yet."""
+        return self.labels.fresh(count)
+
+    def is_loose(self, labels: Ids) -> bool:
+        """Say whether labels stand in no tensor that is stored."""
+        return bool(self.labels.kept(labels).all() or (self.labels.free(labels) >= self.stored_labels).all())
+
+    def fed(self, value: Any) -> bool:
+        """Say whether a node's values come from the data, not only from sizes and what is stored."""
+        return hasattr(value, "name") and value.name in self.fed_by
+
+    def sources(self, value: Any, labels: Ids) -> list[Slot]:
+        """Return the axes of stored tensors that a computed weight has from there, index by index."""
+        seen: set[str] = set()
+        found: list[Slot] = []
+        wanted, queue = self.labels.find(labels), [value]
+        while queue:
+            node = queue.pop()
+            if not hasattr(node, "all_input_nodes") or node.name in seen:
+                continue
+            seen.add(node.name)
+            queue += node.all_input_nodes
+            for slot, own in self.coupling.axes.items() if node.name in self.slots else ():
+                if slot.tensor == self.slots[node.name] and np.array_equal(self.labels.find(own), wanted):
+                    found.append(slot)
+        return found
 
     def slot(self, value: Any, axis: int) -> Slot | None:
         """Return which axis of which stored tensor an axis of an argument is; None for what is computed.
@@ -133,7 +164,7 @@ def interpret(
 
     Args:
         program: its graph.
-        state: names of its parameters and persistent buffers.
+        state: names of its parameters and buffers.
         choices: split of an axis (node and axis) -> which part carries the channels; the first where none is said.
         across_norms: channels that are normalized over may go.
     """
@@ -146,12 +177,17 @@ def interpret(
     for node in program.graph.nodes:
         trace.node = node
         if node.op == "placeholder":
+            if node.name not in stored:
+                trace.fed_by.add(node.name)
             values[node.name] = _placed(trace, stored.get(node.name, "").removeprefix(f"{INNER}."), state)
+            trace.stored_labels = trace.labels.count
         elif node.op == "output":
             for argument in node.all_input_nodes:
                 for axis in _leaves(values[argument.name]):
                     trace.labels.keep(axis, "it reaches an output of the network")
         elif node.op == "call_function":
+            if any(argument.name in trace.fed_by for argument in node.all_input_nodes):
+                trace.fed_by.add(node.name)
             values[node.name] = _applied(trace, OPERATORS, values)
         else:  # get_attr: constants and graphs of higher-order operators
             values[node.name] = _plain(node.meta.get("val"))

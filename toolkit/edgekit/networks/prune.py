@@ -14,6 +14,8 @@ from edgekit.networks.child import Tell
 from edgekit.networks.coupled import Coupling, Slot
 from edgekit.networks.coupling import couple, trace_program
 from edgekit.networks.network import BATCH, Network
+from edgekit.networks.plain import make_plain, parametrized
+from edgekit.networks.prune_blame import culprits
 from edgekit.networks.prune_choice import NothingError, Options, chosen, nothing_goes
 from edgekit.networks.prune_config import from_config, rewritten
 from edgekit.networks.prune_cost import Rates, count_macs
@@ -133,6 +135,9 @@ def _prune_channels(
     sensitive: Callable[[Coupling], Mapping[Slot, Floats]] | None,
     done: Pruned,
 ) -> None:
+    if parametrized(network.module):
+        make_plain(network.module, {})
+        done.changes.append(Change(kind="plain"))
     coupling = couple(network, across_norms=options.across_norms)
     losses = sensitive(coupling) if sensitive and options.importance == "taylor" else {}
     done.findings += _kept_findings(coupling)
@@ -146,7 +151,7 @@ def _prune_channels(
         try:
             removal: Removal = remove(network, coupling, gone)
         except Refused as refused:
-            more = _measured(coupling, groups, refused.homes)
+            more = culprits(network, coupling, gone, _measured(coupling, groups, refused.homes))
             if not more:
                 raise UnsupportedError(refused.text, where=refused.where, remedy=_REMEDY) from None
             banned |= more
@@ -185,7 +190,7 @@ def _kept_findings(coupling: Coupling) -> list[events.Finding]:
     return [
         events.Finding(
             severity="warning",
-            node=text.rpartition(" in ")[2].strip("'"),
+            node=text.rpartition(" in '")[2].rstrip("'") if " in '" in text else "",
             rule="prune-unknown-operator",
             text=f"{text}: the {count} channels that reach it are kept",
         )

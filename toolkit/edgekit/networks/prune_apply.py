@@ -55,6 +55,14 @@ def slice_tensors(module: torch.nn.Module, kept: Mapping[str, Mapping[str, list[
         made = torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
         for table, leaf in holders[id(old)]:
             table[leaf] = made
+    for part in module.modules():
+        if isinstance(part, torch.nn.RNNBase):  # it holds its weights in a list too
+            part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]  # noqa: SLF001
+
+
+def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return every parameter and buffer by all its names, also the buffers that the state leaves out."""
+    return _tensors(module)[0]
 
 
 def _tensors(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.networks.coupled import Slot
 from edgekit.networks.network import Network
+from edgekit.networks.prune_apply import tensors_of
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,7 @@ def unread(module: torch.nn.Module, reads: Mapping[Slot, Sequence[int]]) -> Iter
     """Put zeros where weights read the given indices; the values come back afterwards."""
     import torch
 
-    state = module.state_dict(keep_vars=True)
+    state = tensors_of(module)
     saved = []
     with torch.no_grad():
         for slot, indices in reads.items():
