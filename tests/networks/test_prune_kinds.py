@@ -300,3 +300,23 @@ def test_means_over_channels_are_crossed_when_allowed():
     net, done = pruned(Responses, across_norms=True)
     assert net.module.up.out_channels < 24
     assert done.difference is None
+
+
+def test_models_that_write_are_pruned_with_what_their_decoder_reads(tmp_path):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    from edgekit.networks.examples import pretrained_inputs
+
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_heads": 4, "num_layers": 1, "vocab_size": 50}
+    model = T5ForConditionalGeneration(T5Config(**sizes)).eval()
+    (tmp_path / "config.json").write_text("{}")
+    inputs = pretrained_inputs(model, tmp_path, "text2text-generation", {}, {})
+    assert {"input_ids", "decoder_input_ids"} <= inputs.examples.keys()
+    net = Network(module=model, examples=inputs.examples, call=lambda feed: {"logits": model(**feed).logits})
+    done = prune_network(net, Options(**{**OPTIONS, "uniform": True}), RATES)
+    attention = model.encoder.block[0].layer[0].SelfAttention
+    heads = attention.relative_attention_bias.weight.shape[1]
+    assert heads < 4
+    assert attention.q.out_features == 4 * heads
+    assert done.difference < 1e-9
