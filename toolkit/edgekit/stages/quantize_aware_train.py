@@ -51,7 +51,7 @@ class QuantizeAwareTrain:
     """
 
     name: ClassVar[str] = "quantize-aware-train"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset({"data", "training", "original", "dialect"})
