@@ -281,6 +281,26 @@ def test_what_holds_others_back_stays_and_the_others_go(kind, left):
     assert "stem.0.weight" in finding.text
 
 
+class Chosen(nn.Module):
+    """Tokens are picked by a mask: how many there are is known when it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix, self.head = nn.Linear(16, 12), nn.Linear(12, 5)
+
+    def forward(self, x):
+        y = torch.relu(self.mix(x))
+        last = torch.arange(x.shape[1]).expand(x.shape[:2]) > x.shape[1] - 3
+        return self.head(y[last].view(x.shape[0], -1, y.shape[-1])[:, -1])
+
+
+def test_sizes_that_depend_on_values_are_measured():
+    net = Network(module=seeded(Chosen), examples={"x": torch.randn(2, 6, 16)})
+    done = prune_network(net, Options(**OPTIONS), RATES)
+    assert net.module.mix.out_features < 12
+    assert done.difference < 1e-9
+
+
 class Responses(Plain):
     """ConvNeXt V2: responses normalized by their mean over the channels."""
 

@@ -265,7 +265,7 @@ def _table() -> dict[str, Callable[[Trace, Arguments], Any]]:
         (bilinear, "bilinear"),
         (_constant, "zeros ones full new_zeros new_ones new_full"),
         (_weight_norm, "_weight_norm"),
-        (_nothing, "_assert_tensor_metadata"),
+        (_nothing, "_assert_tensor_metadata sym_size sym_numel sym_constrain_range_for_size"),
     ]
     for rule, names in groups:
         rules.update(dict.fromkeys(names.split(), rule))

@@ -67,11 +67,19 @@ def _index(trace: Trace, given: Arguments) -> Axes | None:
     used = [at for at, index in enumerate(indices) if index is not None]
     if not used or used != list(range(used[0], used[-1] + 1)):
         return None
-    for at in used:
-        trace.keep(axes[at], "it is indexed")
-    shape, rest = trace.shape(), axes[used[-1] + 1 :]
+    end = used[0] + sum(_taken(indices[at]) for at in used)
+    for labels in axes[used[0] : end]:
+        trace.keep(labels, "it is indexed")
+    shape, rest = trace.shape(), axes[end:]
     between = shape[used[0] : len(shape) - len(rest)]
     return [*axes[: used[0]], *(np.zeros(size, np.int64) for size in between), *rest]
+
+
+def _taken(index: Any) -> int:
+    """Return how many axes an index stands for: a mask for as many as it has."""
+    value: Any = getattr(index, "meta", {}).get("val")
+    mask = str(getattr(value, "dtype", "")) in ("torch.bool", "torch.uint8")
+    return len(value.shape) if mask else 1
 
 
 def _index_select(trace: Trace, given: Arguments) -> Axes:

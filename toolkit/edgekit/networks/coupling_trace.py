@@ -213,16 +213,17 @@ def _applied(trace: Trace, table: Mapping[str, Callable[..., Any]], values: dict
     if handle is None and _is_pointwise(node):
         handle = table[POINTWISE]
     if handle is not None:
-        found = handle(trace, Arguments(trace, values)) if node.meta.get("val") is not None else []
+        found = _tried(trace, handle, values) if node.meta.get("val") is not None else []
         if found is not None:
-            _check(trace, found)
             return found
     inputs = [axis for argument in node.all_input_nodes for axis in _leaves(values[argument.name])]
     flat = np.concatenate(inputs) if inputs else np.zeros(0, np.int64)
-    count = int((trace.labels.free(flat) != PLAIN).sum())
-    if count and node.meta.get("val") is not None:
-        text = trace.why(f"'{name_of(node)}' is not understood")
+    free = trace.labels.free(flat)
+    count = int(((free != PLAIN) & (free < trace.stored_labels)).sum())
+    text = trace.why(f"'{name_of(node)}' is not understood")
+    if node.meta.get("val") is not None:
         trace.labels.keep(flat, text)
+    if count and node.meta.get("val") is not None:
         trace.coupling.unknown[text] = trace.coupling.unknown.get(text, 0) + count
     return _plain(node.meta.get("val"))
 
@@ -233,15 +234,19 @@ def _is_pointwise(node: torch.fx.Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
-def _check(trace: Trace, found: Any) -> None:
-    """Compare what an operator's rule gave with the shape that torch computed."""
-    value = trace.node.meta.get("val", ())
-    value = () if value is None else value
-    pairs = zip(found, value, strict=True) if isinstance(value, (tuple, list)) else [(found, value)]
-    for axes, tensor in pairs:
-        if [len(axis) for axis in axes] != list(tensor.shape):
-            text = f"{trace.node.target}: axes {[len(axis) for axis in axes]} for shape {list(tensor.shape)}"
-            raise AssertionError(text)
+def _tried(trace: Trace, handle: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """Return what an operator's rule gives; None where the rule does not apply or gives other shapes than torch."""
+    try:
+        found = handle(trace, Arguments(trace, values))
+    except (AssertionError, IndexError, KeyError, TypeError, ValueError):  # a use of the operator that it does not know
+        return None
+    value = trace.node.meta["val"]
+    if found is None or not (hasattr(value, "shape") or isinstance(value, (tuple, list))):
+        return found
+    pairs = list(zip(found, value, strict=False)) if isinstance(value, (tuple, list)) else [(found, value)]
+    whole = not isinstance(value, (tuple, list)) or len(found) == len(value)
+    right = all([len(axis) for axis in axes] == list(tensor.shape) for axes, tensor in pairs)
+    return found if whole and right else None
 
 
 class Arguments:
