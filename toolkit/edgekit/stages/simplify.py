@@ -16,6 +16,7 @@ from edgekit.data import Feed
 from edgekit.errors import EdgekitError, InputError, UnsupportedError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
 from edgekit.graphs.child import run_task
+from edgekit.graphs.companions import copy_companions
 from edgekit.graphs.cost import cost_of
 from edgekit.graphs.edit import load_model, name_nodes, opset_of, save_model
 from edgekit.graphs.freeze import record_shapes
@@ -87,10 +88,7 @@ class Simplify:
             facts[file] = work.simplify()
             copy_model(work.best, out / file)
             findings += work.findings
-        for name in inputs.artifact.files:
-            if name not in graphs and name.removesuffix(".data") not in graphs:
-                (out / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(inputs.folder / name, out / name)
+        copy_companions(inputs.folder, out, graphs)
         shutil.rmtree(context.scratch / "simplify", ignore_errors=True)
         return {"simplify": facts, "findings": msgspec.to_builtins(findings)}
 
