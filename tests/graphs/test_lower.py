@@ -1,5 +1,7 @@
 """Graphs of new opsets are written in older ones, with the same results, or a node is named."""
 
+import platform
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -8,7 +10,7 @@ from onnx import TensorProto, helper
 
 from edgekit.errors import UnsupportedError
 from edgekit.graphs.lower import lower_opset
-from graph_models import FLOAT, floats, model, node, value
+from graph_models import FLOAT, floats, model, node, rules, take_in, value
 
 
 def graph(nodes, inputs, outputs, constants=(), *, opset):
@@ -152,3 +154,36 @@ def test_reductions_with_axes_as_an_input_need_opset_18():
     assert lower_opset(given, 18).opset_import[0].version == 18
     with pytest.raises(UnsupportedError, match="2 inputs, there are at most 1"):
         lower_opset(given, 17)
+
+
+@pytest.mark.parametrize("constant", [False, True])
+def test_signed_integers_of_new_opsets_are_read_where_onnxruntime_loads_them(constant, tmp_path):
+    """onnxruntime#25526: a QuantizeLinear that it has moved itself keeps it from loading the graph on x86."""
+    given = signed_network()
+    if constant:
+        held = given.graph.initializer.pop()
+        given.graph.node.insert(0, node("Constant", [], [held.name], value=held))
+    if platform.machine() == "x86_64":
+        with pytest.raises(Exception, match="output_dtype INT8 does not match"):
+            run(given, {})
+    facts, folder = take_in(given, tmp_path)
+    assert "opset-lowered" in rules(facts)
+    made = onnx.load(folder / "model.onnx")
+    assert made.opset_import[0].version == 20
+    assert run(made, {"x": floats(1, 3, 8, 8)}).shape == (1, 36, 4)
+
+
+def signed_network():
+    nodes = [
+        node("QuantizeLinear", ["x", "s", "z"], ["xq"]),
+        node("DequantizeLinear", ["xq", "s", "z"], ["xd"]),
+        node("DequantizeLinear", ["w", "s"], ["wd"]),
+        node("Conv", ["xd", "wd"], ["c"]),
+        node("QuantizeLinear", ["c", "s", "z"], ["cq"]),
+        node("DequantizeLinear", ["cq", "s", "z"], ["cd"]),
+        node("Reshape", ["cd", "shape"], ["r"]),
+        node("Transpose", ["r"], ["y"], perm=[0, 2, 1]),
+    ]
+    weights = np.random.default_rng(0).integers(-127, 127, (4, 3, 3, 3)).astype(np.int8)
+    constants = {"w": weights, "s": np.float32(0.05), "shape": np.array([1, 4, 36]), "z": np.int8(0)}
+    return graph(nodes, {"x": [1, 3, 8, 8]}, {"y": [1, 36, 4]}, constants, opset=21)

@@ -6,16 +6,30 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from edgekit.errors import UnsupportedError
-from edgekit.graphs.edit import graphs_in, is_standard, name_nodes, opset_of, sort_nodes
+from edgekit.graphs.edit import constant_tensor, graphs_in, is_standard, name_nodes, opset_of, sort_nodes
 
 if TYPE_CHECKING:
     import onnx
+
+SIGNED_OPSET = 20
+"""onnxruntime on x86 makes signed activations unsigned and does not load graphs of newer opsets in which it has moved
+their QuantizeLinear (onnxruntime#25526)."""
 
 _CHANGED_MEANING = {"GroupNormalization": 21}
 """Operator -> opset since which the same node means something else."""
 
 _RENAMED = {"GridSample": ("mode", {"linear": "bilinear", "cubic": "bicubic"})}
 """Operator -> attribute and its values that have another name in the version before."""
+
+
+def is_signed(model: onnx.ModelProto) -> bool:
+    """Say whether a graph quantizes to signed integers of 8 bits."""
+    from onnx import TensorProto
+
+    constants = {tensor.name: tensor for graph in graphs_in(model.graph) for tensor in graph.initializer}
+    constants |= {node.output[0]: held for node in _standard(model) if (held := constant_tensor(node)) is not None}
+    signed = {name for name, tensor in constants.items() if tensor.data_type == TensorProto.INT8}
+    return any(node.op_type == "QuantizeLinear" and signed & set(node.input[2:]) for node in _standard(model))
 
 
 def lower_opset(model: onnx.ModelProto, limit: int) -> onnx.ModelProto:
