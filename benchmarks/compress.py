@@ -1,7 +1,7 @@
 """What the stages that train give: parameters, MACs, bytes, latency and accuracy after each, beside peers.
 
     python -m benchmarks.compress vision --work DIR [--peers DIR] [--images 6000]
-    python -m benchmarks.compress text --work DIR --model DIR --data DIR [--sentences 2000] [--evaluation 2000]
+    python -m benchmarks.compress text --work DIR --model DIR --data DIR [--sentences 3000] [--evaluation 5000]
 
 Run in the root of the repository. DIR of `--work` keeps the store: a run that was stopped goes on. `--peers` is what
 `pip install --target DIR --no-deps torch-pruning torchao` wrote; without it the peers are left out.
@@ -276,12 +276,12 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--peers", type=Path)
     parser.add_argument("--images", type=int, default=6000)
-    parser.add_argument("--epochs", type=int, default=8, help="of the original")
+    parser.add_argument("--epochs", type=int, default=16, help="of the original")
     parser.add_argument("--seeds", type=int, default=3, help="networks trained from scratch")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--sentences", type=int, default=2000)
-    parser.add_argument("--evaluation", type=int, default=2000, help="sentences that accuracy is on")
+    parser.add_argument("--sentences", type=int, default=3000)
+    parser.add_argument("--evaluation", type=int, default=5000, help="sentences that accuracy is on")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     if options.task == "vision":

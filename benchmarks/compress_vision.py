@@ -16,7 +16,7 @@ from edgekit.exporter import load_exporter
 from edgekit.profile import load_profile
 from edgekit.store import Store
 
-CALIBRATION, EVALUATION = 512, 5000
+CALIBRATION = 512
 SHAPE = {"x": (1, 28, 28)}
 RATE = 3e-3
 """Of every training but those of integers: what the original was trained at."""
@@ -129,7 +129,7 @@ def _data(folder: Path, images: int) -> Path:
     order = np.random.default_rng(0).permutation(len(train))
     cut = {"calibration": order[:CALIBRATION], "training": order[CALIBRATION : CALIBRATION + images]}
     (folder / "preprocessing.toml").write_text(PREPROCESSING)
-    np.savez_compressed(folder / "evaluation.npz", x=test[:EVALUATION], y=wanted[:EVALUATION])
+    np.savez_compressed(folder / "evaluation.npz", x=test, y=wanted)
     for name, rows in cut.items():
         np.savez_compressed(folder / f"{name}.npz", x=train[rows], y=classes[rows])
     return folder

@@ -184,12 +184,27 @@ def test_a_killed_training_is_resumed(edgekit, project, whole, tmp_path):
     assert not list(home.glob("shared/.*"))
 
 
-def test_two_processes_train_together(edgekit, project, whole, tmp_path):
-    """torchrun starts the command twice: one package, one result on stdout, as accurate as that of one process."""
+def with_torchrun(_folder):
+    """Two processes as torchrun starts them."""
+    return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+
+
+def with_mpirun(folder):
+    """Two processes as `accelerate launch` has them started on CPUs: by mpirun, here that of Open MPI."""
+    hosts = folder / "hosts"
+    hosts.write_text("localhost slots=2\n")
+    number = ("--num_processes", "2", "--num_machines", "1", "--main_process_port", free_port())
+    return [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--mpirun_hostfile", str(hosts), *number]
+
+
+@pytest.mark.parametrize("launch", [with_torchrun, with_mpirun])
+def test_two_processes_train_together(edgekit, project, whole, tmp_path, launch):
+    """A launcher starts the command twice: one package, one result on stdout, as accurate as that of one process."""
     home = tmp_path / "home"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", free_port()]
+    launcher = launch(tmp_path)
     command = [*launcher, "-m", "edgekit", *map(str, asked(project, tmp_path / "out"))]
-    environment = edgekit.environment(home)
+    binaries = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # mpirun is a package's
+    environment = {**edgekit.environment(home), **MPI, "PATH": binaries}
     done = subprocess.run(
         command, env=environment, cwd=project, capture_output=True, text=True, check=False, timeout=600
     )
@@ -206,6 +221,10 @@ def test_two_processes_train_together(edgekit, project, whole, tmp_path):
     done = subprocess.run(more, env=environment, cwd=project, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode != 0
     assert json.loads(done.stdout)["exit"] == 2
+
+
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+"""Tests may run as root in a container, which mpirun refuses unless it is told twice."""
 
 
 def free_port():

@@ -144,6 +144,16 @@ def test_the_newest_opset_that_this_machine_takes_runs_on_integer_kernels(name, 
     assert sum(found[op] for op in INTEGER) >= 3
 
 
+@pytest.mark.parametrize("name", ["depthwise and residual", "transformer"])
+def test_signed_activations_are_written_in_an_opset_that_x86_loads_too(name, tmp_path):
+    """onnxruntime#25526: what an Arm device runs is judged here first."""
+    model, feeds = SEEDED[name]()
+    model.opset_import[0].version = 21
+    _, made = quantized(model, feeds, tmp_path, machine("Arm"))
+    assert made.opset_import[0].version == 20
+    assert optimized_ops(made, tmp_path, signed=False).total() > 0
+
+
 def test_a_bad_pair_meets_onnxruntimes_own_error(tmp_path):
     constants = {"s": np.float32(0.1), "z": np.int8(0), "u": np.uint8(0)}
     nodes = [

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from edgekit import events
-from edgekit.artifact import Artifact
+from edgekit.artifact import MAIN, Artifact
 from edgekit.atomic import replacing
 from edgekit.budget import Budget, Verdict, merge, parse_budget, parse_seconds
 from edgekit.errors import UsageError
@@ -255,13 +255,16 @@ def _check_given(
 
 def _refuse_early(reference: Artifact, folder: Path, exporter: Exporter, profile: Profile) -> None:
     """Raise before any stage runs when the runtime refuses what no stage mends: the inputs' open shapes, the opset."""
+    from edgekit.graphs.edit import load_model
+    from edgekit.graphs.lower import lower_opset
     from edgekit.graphs.rules import unfit_inputs
 
-    opset = reference.facts.get("opset")  # the stage capture has looked at the opset itself
-    if unfit_inputs(reference, profile) or (isinstance(opset, int) and opset > profile.graph.max_opset):
-        hopeless = ("-dynamic-shape", "-opset")
-        found = [f for f in exporter.lint(reference, folder, profile) if f.rule.endswith(hopeless)]
+    if unfit_inputs(reference, profile):
+        found = [f for f in exporter.lint(reference, folder, profile) if f.rule.endswith("-dynamic-shape")]
         refuse(found, profile, allow_fallback=False)
+    opset = reference.facts.get("opset")  # the stage capture has looked at the opset itself
+    if isinstance(opset, int) and opset > profile.graph.max_opset:
+        lower_opset(load_model(folder / MAIN), profile.graph.max_opset)
 
 
 def _details(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from edgekit.graphs.edit import (
     subgraphs_of,
 )
 from edgekit.graphs.gemms import plain_gemms, set_attribute
+from edgekit.graphs.lower import lower_opset
 from edgekit.graphs.normal import inline_functions
 from edgekit.graphs.widen import widen
 
@@ -59,12 +61,16 @@ class Canonical:
     findings: tuple[Finding, ...]
 
 
-def canonical(path: Path) -> Canonical:
+def canonical(path: Path, *, most: int | None = None) -> Canonical:
     """Read a model and bring it into canonical form; the file is not changed.
 
     Functions are inlined, node names made unique, initializers taken out of the inputs, Constant nodes and what Cast,
     Transpose or Reshape make of constants become initializers, weights lie in the one graph that reads them, half and
     bfloat16 arithmetic becomes float32, Gemm loses its factors, and an opset below 13 is raised.
+
+    Args:
+        path: the model.
+        most: the opset that a newer model is lowered to, where it can be said in that; None: it stays.
 
     Raises:
         InputError: an opset or IR that is newer than this edgekit reads, or that cannot be raised to 13.
@@ -83,6 +89,9 @@ def canonical(path: Path) -> Canonical:
     findings: list[Finding] = []
     if opset_of(model) < LEAST_OPSET:
         model = _raised(model, findings)
+    if most is not None and opset_of(model) > most:
+        with contextlib.suppress(UnsupportedError):
+            model = lower_opset(model, most)
     for graph in graphs_in(model.graph):
         _lift_constants(graph)
         sort_nodes(graph)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from edgekit.artifact import MAIN
@@ -10,12 +11,18 @@ from edgekit.graphs.edit import load_model
 from edgekit.graphs.storage import is_external, reference_of, tensors_in
 
 
-def copy_companions(source: Path, out: Path) -> None:
-    """Copy what does not belong to `model.onnx` and its external data: tokenizers, licenses, other graphs."""
-    own = {
-        MAIN,
-        *(reference_of(tensor).location for tensor in tensors_in(load_model(source / MAIN)) if is_external(tensor)),
-    }
+def copy_companions(source: Path, out: Path, graphs: Iterable[str] = (MAIN,)) -> None:
+    """Copy what does not belong to some graphs and their external data: tokenizers, licenses, other graphs.
+
+    Args:
+        source: the artifact's folder.
+        out: the new one's.
+        graphs: files of `source` that are written anew, by their path in it.
+    """
+    own = set(graphs)
+    for graph in tuple(own):
+        stored = (tensor for tensor in tensors_in(load_model(source / graph)) if is_external(tensor))
+        own |= {(Path(graph).parent / reference_of(tensor).location).as_posix() for tensor in stored}
     for file in sorted(source.rglob("*")):
         relative = file.relative_to(source)
         if file.is_file() and relative.as_posix() not in own:

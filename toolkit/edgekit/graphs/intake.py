@@ -25,7 +25,7 @@ from edgekit.graphs.facts import (
 )
 from edgekit.graphs.normal import inline_functions, make_dense, settle_dims, settle_outputs
 from edgekit.graphs.sessions import open_session
-from edgekit.graphs.versions import OLDEST_OPSET, WANTED_OPSET, check_versions, raise_opset
+from edgekit.graphs.versions import OLDEST_OPSET, WANTED_OPSET, check_versions, lower_signed, raise_opset
 
 if TYPE_CHECKING:
     import onnx
@@ -76,7 +76,7 @@ def take_in(path: Path, out: Path, allow: Callable[[int], None]) -> dict[str, An
         raise InputError(f"the model cannot be written again: {error}", remedy=_DAMAGED) from None
     check(target)
     load(target)
-    findings += raise_opset(target)
+    findings += raise_opset(target) + lower_signed(target)
     findings += training_nodes(load_model(target)) + random_findings(load_model(target))
     facts, more = facts_of(target)
     if changed:

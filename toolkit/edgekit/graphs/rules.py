@@ -52,7 +52,15 @@ def version_findings(subject: Subject) -> list[Finding]:
     if found <= limit:
         return []
     text = f"the model is of opset {found}; the device's runtime reads up to {limit}"
-    return [subject.finding("error", "opset", "", text, f"Export the model with opset {limit} or lower.")]
+    return [
+        subject.finding(
+            "error",
+            "opset",
+            "",
+            text,
+            f"The stage `simplify` lowers it where it can; else export the model with opset {limit} or lower.",
+        )
+    ]
 
 
 def rank_findings(subject: Subject) -> list[Finding]:

@@ -1,8 +1,9 @@
-"""IR versions and operator sets: what the installed onnx and onnxruntime read, and bringing old models up."""
+"""IR versions and operator sets: what the installed onnx and onnxruntime read, and bringing models there."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from edgekit.errors import EdgekitError, InputError
 from edgekit.events import Finding
 from edgekit.graphs.edit import drop_inputs_of_constants, load_model, name_nodes, opset_of, sort_nodes
 from edgekit.graphs.feeds import index_bounds, random_feed
+from edgekit.graphs.lower import SIGNED_OPSET, is_signed, lower_opset
 from edgekit.graphs.saving import save_model
 from edgekit.graphs.storage import is_external, tensors_in
 
@@ -97,26 +99,49 @@ def raise_opset(path: Path) -> list[Finding]:
     before = opset_of(model)
     if before >= WANTED_OPSET:
         return []
-    converted = path.with_name("converted.onnx")
-    try:
-        if any(is_external(tensor) for tensor in tensors_in(model)):
-            raise InputError("models with external data are not converted")
-        save_model(_convert(model), converted)
-        _agree(path, converted, model)
-        converted.replace(path)
-    except EdgekitError as error:
-        converted.unlink(missing_ok=True)
+    fault = _replaced(path, model, _convert)
+    if fault is not None:
         return [
             Finding(
                 severity="warning",
                 node="",
                 rule="old-opset",
-                text=f"opset {before} stays: it could not be brought up to {WANTED_OPSET} ({error.text})",
+                text=f"opset {before} stays: it could not be brought up to {WANTED_OPSET} ({fault})",
                 remedy=f"Export the model with opset {WANTED_OPSET} or newer.",
             )
         ]
     text = f"opset {before} was brought up to {WANTED_OPSET}; results agree on random inputs"
     return [Finding(severity="note", node="", rule="opset-raised", text=text)]
+
+
+def lower_signed(path: Path) -> list[Finding]:
+    """Bring a model file with signed activations down to `SIGNED_OPSET`: of newer ones onnxruntime loads only some."""
+    model = load_model(path)
+    before = opset_of(model)
+    if not is_signed(model) or before <= SIGNED_OPSET:
+        return []
+    fault = _replaced(path, model, lambda found: lower_opset(found, SIGNED_OPSET))
+    why = f"which onnxruntime loads on x86 when activations are signed (of {before} not always)"
+    if fault is not None:
+        text = f"opset {before} stays: it could not be lowered to {SIGNED_OPSET}, {why}: {fault}"
+        return [Finding(severity="warning", node="", rule="signed-opset", text=text)]
+    text = f"opset {before} was lowered to {SIGNED_OPSET}, {why}; results agree on random inputs"
+    return [Finding(severity="note", node="", rule="opset-lowered", text=text)]
+
+
+def _replaced(path: Path, model: onnx.ModelProto, convert: Callable[[onnx.ModelProto], onnx.ModelProto]) -> str | None:
+    """Convert a model file when results stay; else leave it and return why."""
+    converted = path.with_name("converted.onnx")
+    try:
+        if any(is_external(tensor) for tensor in tensors_in(model)):
+            raise InputError("models with external data are not converted")
+        save_model(convert(model), converted)
+        _agree(path, converted, model)
+        converted.replace(path)
+    except EdgekitError as error:
+        converted.unlink(missing_ok=True)
+        return error.text
+    return None
 
 
 def _convert(model: onnx.ModelProto) -> onnx.ModelProto:

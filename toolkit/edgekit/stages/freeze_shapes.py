@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from edgekit.artifact import MAIN
 from edgekit.errors import InputError
+from edgekit.graphs.companions import copy_companions
 from edgekit.graphs.dynamic import batch_axes, other_axes
 from edgekit.graphs.edit import load_model, name_nodes, save_model
 from edgekit.graphs.facts import signature_of, spec_of
@@ -48,7 +48,7 @@ class FreezeShapes:
             InputError: sizes with which the graph's shapes do not go together, or with which it gives other results.
         """
         source, target = inputs.folder / MAIN, out / MAIN
-        copy_others(inputs, out, {MAIN})
+        copy_companions(inputs.folder, out)
         model = load_model(source)
         specs = [spec_of(value) for value in model.graph.input]
         ranges = {asked.name: asked for asked in map(parse_shape, self.shapes)}
@@ -100,11 +100,3 @@ class FreezeShapes:
                 where=where,
                 remedy="Try other sizes, or export the model with these shapes.",
             )
-
-
-def copy_others(inputs: Inputs, out: Path, written: set[str]) -> None:
-    """Copy the artifact's files that a stage does not write itself; external data belongs to its graph."""
-    for name in inputs.artifact.files:
-        if name not in written and name.removesuffix(".data") not in written:
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(inputs.folder / name, out / name)

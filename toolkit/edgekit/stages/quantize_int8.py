@@ -33,6 +33,7 @@ from edgekit.graphs.int8_table import int8_decisions
 from edgekit.graphs.int8_whole import whole_graph
 from edgekit.graphs.int8_write import Writer
 from edgekit.graphs.kernels import kernel_findings
+from edgekit.graphs.lower import SIGNED_OPSET
 from edgekit.graphs.original import open_original
 from edgekit.graphs.plan_edits import Int8Edit
 from edgekit.graphs.qdq import coverage, dead_findings, left_float_findings, macs_of
@@ -77,7 +78,7 @@ class QuantizeInt8:
     """
 
     name: ClassVar[str] = "quantize-int8"
-    revision: ClassVar[int] = 7
+    revision: ClassVar[int] = 8
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
@@ -227,7 +228,7 @@ def _prepare(stage: QuantizeInt8, inputs: Inputs, path: Path, context: Context) 
             remedy="Give the float model, or a recipe without quantize-int8: quantizing twice only loses accuracy.",
         )
     dialect = inputs.dialect.at(stage.precision)
-    source = canonical(path)
+    source = canonical(path, most=SIGNED_OPSET if dialect.activation == "int8" else None)
     weights = Weights(source.model.graph, source.folder)
     planner = Planner(source.model, weights, dialect)
     if not planner.compute_nodes() and not planner.operands:

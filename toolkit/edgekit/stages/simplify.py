@@ -13,12 +13,14 @@ import msgspec
 
 from edgekit.artifact import MAIN
 from edgekit.data import Feed
-from edgekit.errors import EdgekitError, InputError, UsageError, did_you_mean
+from edgekit.errors import EdgekitError, InputError, UnsupportedError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
 from edgekit.graphs.child import run_task
+from edgekit.graphs.companions import copy_companions
 from edgekit.graphs.cost import cost_of
-from edgekit.graphs.edit import load_model, name_nodes, save_model
+from edgekit.graphs.edit import load_model, name_nodes, opset_of, save_model
 from edgekit.graphs.freeze import record_shapes
+from edgekit.graphs.lower import lower_opset
 from edgekit.graphs.merge import fold_batch_norm, merge_consecutive, merge_parallel
 from edgekit.graphs.saving import copy_model, model_bytes
 from edgekit.graphs.shapes import analyze
@@ -44,6 +46,8 @@ _MAX_BLAMED = 4
 class Simplify:
     """Fold constants, drop what is dead or double, fold batch norms and merge linear layers where that saves work.
 
+    A graph of a newer opset than the device's runtime reads is written in the newest that it does.
+
     Attributes:
         rewrites: False only folds constants and drops dead nodes.
         skip: rewrites that are left out: `onnxslim`, `fold-batch-norm`, `merge-linears`, `merge-parallel-linears`, or
@@ -51,7 +55,7 @@ class Simplify:
     """
 
     name: ClassVar[str] = "simplify"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -84,10 +88,7 @@ class Simplify:
             facts[file] = work.simplify()
             copy_model(work.best, out / file)
             findings += work.findings
-        for name in inputs.artifact.files:
-            if name not in graphs and name.removesuffix(".data") not in graphs:
-                (out / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(inputs.folder / name, out / name)
+        copy_companions(inputs.folder, out, graphs)
         shutil.rmtree(context.scratch / "simplify", ignore_errors=True)
         return {"simplify": facts, "findings": msgspec.to_builtins(findings)}
 
@@ -120,6 +121,7 @@ class _Work:
                 "simplify-unchecked", self.file, f"nothing was rewritten, because nothing can be run: {error.text}"
             )
         else:
+            self.lower()
             if "onnxslim" not in self.options.skip:
                 self.slim()
             if self.fuse:
@@ -131,6 +133,26 @@ class _Work:
             "undone": self.undone,
             "not_applied": self.without,
         }
+
+    def lower(self) -> None:
+        """Write the graph in the newest opset that the device's runtime reads, where its own is newer."""
+        model, limit = load_model(self.best), self.inputs.profile.graph.max_opset
+        if opset_of(model) <= limit:
+            return
+        target = self.fresh()
+        try:
+            save_model(lower_opset(model, limit), target, source=self.best.parent)
+        except UnsupportedError as error:
+            self.tell("opset-not-lowered", error.where, error.text)
+            return
+        agreement = self.compared(target)
+        if agreement is None or not agreement.same:
+            self.undo("lower-opset", agreement)
+            return
+        self.done["lower-opset"] = _operators(self.best).total() - _operators(target).total()
+        self.best = target
+        text = f"opset {opset_of(model)} was lowered to {limit}, which the device's runtime reads; results agree"
+        self.findings.append(Finding(severity="note", node="", rule="opset-lowered", text=text))
 
     def slim(self) -> None:
         """Run onnxslim; when the result differs, find out which of its patterns are to blame and leave them out."""
