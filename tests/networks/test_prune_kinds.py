@@ -244,6 +244,7 @@ def test_every_layer_gets_narrower_and_is_rebuilt(kind):
     again.load_state_dict(net.module.state_dict())
     assert torch.equal(new, again(**net.examples))
     again.train()(**net.examples).square().mean().backward()
+    assert {name for name, _ in again.named_parameters()} >= {n for n in before if n.endswith((".weight", ".bias"))}
 
 
 class Literal(Plain):

@@ -20,10 +20,14 @@ def make_plain(module: torch.nn.Module, _details: dict[str, Any]) -> torch.nn.Mo
     """Store what every parametrization computes in evaluation mode; return the module."""
     import torch
 
-    with torch.no_grad(), evaluating(module):
+    with evaluating(module):
         for part in parametrized(module):
             for name in list(getattr(part, "parametrizations", {})):
                 torch.nn.utils.parametrize.remove_parametrizations(part, name, leave_parametrized=True)
+                value = getattr(part, name)
+                if not isinstance(value, torch.nn.Parameter):  # what it was computed from is not trained
+                    delattr(part, name)
+                    part.register_parameter(name, torch.nn.Parameter(value.detach(), requires_grad=False))
             for remove, name in _hooks(part):
                 remove(part, name)
                 _forget(part)

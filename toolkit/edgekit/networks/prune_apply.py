@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _REMEDY = "Remove the artifact: edgekit cache prune --all. The next build makes it again."
 
+_HELD = "holds_zeros"
+
 Kept = dict[str, dict[str, list[int]]]
 """Tensor of the state -> axis -> indices that are kept."""
 
@@ -53,11 +55,20 @@ def slice_tensors(module: torch.nn.Module, kept: Mapping[str, Mapping[str, list[
                 raise InputError(text, where="record.json: changes", remedy=_REMEDY)
             new = new.index_select(at, torch.tensor(indices, device=new.device))
         made = torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
+        if getattr(old, _HELD, False):
+            hold(made)
         for table, leaf in holders[id(old)]:
             table[leaf] = made
     for part in module.modules():
         if isinstance(part, torch.nn.RNNBase):  # it holds its weights in a list too
             part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]  # noqa: SLF001
+
+
+def hold(weight: torch.Tensor) -> None:
+    """Let training leave the zeros of a parameter alone: their gradient is zero, also after the parameter is cut."""
+    held: Any = weight  # torch leaves this method without types
+    held.register_hook(lambda gradient: gradient * (held.detach() != 0))
+    setattr(held, _HELD, True)
 
 
 def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
