@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgekit.errors import InputError
 from edgekit.networks.imitation import find_soft
 from edgekit.networks.label_order import align_labels
-from edgekit.networks.losses import find_task
+from edgekit.networks.losses import are_hot, find_task
 
 
 def softmax(values, temperature=1.0):
@@ -157,9 +157,22 @@ def test_a_label_out_of_range_in_a_later_batch_is_told():
         task.check({"logits": torch.zeros(3, 5)}, np.array([0, 1, -1]))
 
 
+def test_classes_come_in_many_forms():
+    scores, truth = torch.randn(6, 4), np.arange(6) % 4
+    wanted = float(torch.nn.functional.cross_entropy(scores, torch.tensor(truth)))
+    rows = np.eye(4, dtype=np.float32)[truth]
+    assert are_hot(rows)
+    assert not are_hot(np.maximum(rows, rows[::-1]))
+    for labels, hot in ((truth.astype(np.float64), False), (truth[:, None], False), (rows, True)):
+        task = find_task({"logits": scores}, labels, hot=hot)
+        assert task.kind == "classes"
+        assert float(task.loss({"logits": scores}, labels)) == pytest.approx(wanted)
+        task.check({"logits": scores}, labels)
+
+
 def test_values_of_another_shape_are_no_labels():
     with pytest.raises(InputError, match="no output has the shape"):
-        find_task({"output": torch.zeros(4, 2, 3)}, np.ones((4, 3, 2), np.float32))
+        find_task({"output": torch.zeros(4, 2, 3)}, np.full((4, 3, 2), 0.5, np.float32))
 
 
 def test_scores_of_maps_are_softened_over_their_classes():

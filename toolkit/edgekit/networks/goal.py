@@ -12,7 +12,7 @@ from edgekit.networks.child import Tell
 from edgekit.networks.feeds import Batch, Feeds
 from edgekit.networks.imitation import Soft, find_soft
 from edgekit.networks.label_order import align_labels
-from edgekit.networks.losses import Task, find_task
+from edgekit.networks.losses import Task, are_hot, find_task
 from edgekit.networks.teacher import Teacher, open_teacher
 from edgekit.networks.train import Forward, Loss, Tensors, outputs_of
 
@@ -76,7 +76,10 @@ def make_goal(runner: torch.nn.Module, feeds: Feeds, arguments: dict[str, Any], 
         UsageError: there is neither a label nor a teacher.
     """
     batch, outputs = _first(runner, feeds)
-    task = find_task(outputs, batch.labels, batch.feed) if batch.labels is not None else None
+    task = None
+    if batch.labels is not None:
+        hot = all(are_hot(labels) for labels in feeds.labels())
+        task = find_task(outputs, batch.labels, batch.feed, hot=hot)
     if task is not None:
         for labels in feeds.labels():
             task.check(outputs, labels)

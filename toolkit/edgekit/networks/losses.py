@@ -37,6 +37,7 @@ class Task:
         probabilities: the output is a distribution already, not logits.
         shift: labels are the tokens themselves: those this many places on are what is to be predicted.
         resized: labels are finer than the map of scores, which is resized to them.
+        hot: each label is a row that is 1 at its class.
     """
 
     output: str
@@ -45,6 +46,7 @@ class Task:
     probabilities: bool = False
     shift: int = 0
     resized: bool = False
+    hot: bool = False
 
     def loss(self, outputs: Tensors, labels: npt.NDArray[Any]) -> torch.Tensor:
         """Return the mean loss of a batch, 0 without any label; positions labeled -100 do not count."""
@@ -52,6 +54,7 @@ class Task:
         from torch.nn import functional
 
         found = outputs[self.output]
+        labels = labels.argmax(-1) if self.hot else labels
         truth = torch.from_numpy(np.ascontiguousarray(labels)).to(found.device)
         if self.kind == "values":
             return functional.mse_loss(found.reshape(truth.shape), truth.to(found.dtype))
@@ -69,7 +72,7 @@ class Task:
 
     def check(self, outputs: Tensors, labels: npt.NDArray[Any]) -> None:
         """Raise InputError for labels of classes that the output does not have."""
-        if self.kind == "classes":
+        if self.kind == "classes" and not self.hot:
             _check_classes(labels, outputs[self.output].shape[self.axis], self.output)
 
 
@@ -94,13 +97,20 @@ def _check_classes(labels: npt.NDArray[Any], classes: int, name: str) -> None:
         raise InputError(text, where=name, remedy=f"{_OWN} {IGNORED} marks what does not count.")
 
 
-def find_task(outputs: Tensors, labels: npt.NDArray[Any], feed: Mapping[str, npt.NDArray[Any]] | None = None) -> Task:
+def find_task(
+    outputs: Tensors,
+    labels: npt.NDArray[Any],
+    feed: Mapping[str, npt.NDArray[Any]] | None = None,
+    *,
+    hot: bool = False,
+) -> Task:
     """Choose how labels are held against outputs, from one batch of both.
 
     Args:
         outputs: of the network.
         labels: of the batch.
         feed: its inputs: labels that are the tokens of an input are predicted one place on.
+        hot: every label of the data is a row that is 1 at one class (see `are_hot`).
 
     Raises:
         InputError: no output fits the labels.
@@ -108,10 +118,13 @@ def find_task(outputs: Tensors, labels: npt.NDArray[Any], feed: Mapping[str, npt
     arrays = {name: value.detach().cpu().numpy() for name, value in outputs.items()}
     floats = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
     alike = [name for name, array in floats.items() if _squeezed(array.shape) == _squeezed(labels.shape)]
+    if alike and hot:
+        probabilities = are_probabilities(floats[alike[0]], -1)
+        return Task(output=alike[0], kind="classes", probabilities=probabilities, hot=True)
     if alike and _are_bits(labels):
         within = bool(((floats[alike[0]] >= 0) & (floats[alike[0]] <= 1)).all()) and labels.size >= MANY
         return Task(output=alike[0], kind="bits", probabilities=within)
-    if labels.dtype.kind == "f":
+    if labels.dtype.kind == "f" and (alike or not _are_whole(labels)):
         if not alike:
             raise InputError("no output has the shape of the labels", where=shapes_of(arrays), remedy=_OWN)
         return Task(output=alike[0], kind="values")
@@ -119,7 +132,7 @@ def find_task(outputs: Tensors, labels: npt.NDArray[Any], feed: Mapping[str, npt
         if name not in floats:
             continue
         shape = arrays[name].shape
-        axis = _class_axis(shape, labels.shape)
+        axis = _class_axis(shape, labels.shape) or _class_axis(shape, _squeezed(labels.shape))
         finer = axis is None and _is_finer(shape, labels.shape)
         if axis is None and not finer:
             continue
@@ -140,6 +153,18 @@ def _are_bits(labels: npt.NDArray[Any]) -> bool:
     """Say whether labels are yes or no: integers, or floats that are 0 and 1 and nothing else."""
     found = set(np.unique(labels).tolist()) - {IGNORED}
     return bool(found) and found <= {0, 1} and (labels.dtype.kind != "f" or len(found) > 1)
+
+
+def are_hot(labels: npt.NDArray[Any]) -> bool:
+    """Say whether every label is a row of numbers that is 1 at one place and 0 at all others."""
+    if labels.ndim != 2 or labels.shape[1] < 2:  # noqa: PLR2004 - samples, classes
+        return False
+    return bool(np.isin(labels, (0, 1)).all() and (labels.sum(1) == 1).all())
+
+
+def _are_whole(labels: npt.NDArray[Any]) -> bool:
+    """Say whether floats are classes by number, as tables of numbers hold them."""
+    return bool(np.isfinite(labels).all() and (labels == np.rint(labels)).all())
 
 
 def _is_finer(output: tuple[int, ...], labels: tuple[int, ...]) -> bool:
