@@ -1,14 +1,18 @@
 """Kinds of layers and code that networks for small devices have: what may go from each, and what has to stay."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from edgekit.errors import UnsupportedError
 from edgekit.networks.changes import apply_changes
 from edgekit.networks.coupling import trace_program
 from edgekit.networks.network import Network
 from edgekit.networks.prune import prune_network
+from edgekit.networks.prune_check import difference
 from edgekit.networks.prune_choice import Options
 from edgekit.networks.prune_cost import Rates, count_macs
 from pruned_nets import cell, seeded
@@ -321,6 +325,61 @@ def test_means_over_channels_are_crossed_when_allowed():
     net, done = pruned(Responses, across_norms=True)
     assert net.module.up.out_channels < 24
     assert done.difference is None
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x, factor):
+        return x + factor * torch.tanh(self.mix(x))
+
+
+class Kinds(nn.Module):
+    """Layers of several kinds, which a configuration lists by number, as models with sliding windows do."""
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(layer_types=["half", "whole", "half", "whole"], name="kinds")
+        self.layers = nn.ModuleList(Scaled() for _ in range(4))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        for index, layer in enumerate(self.layers):
+            x = layer(x, 0.5 if self.config.layer_types[index] == "half" else 1.0)
+        return self.head(x)
+
+
+def test_lists_of_kinds_are_cut_with_their_layers():
+    torch.manual_seed(0)
+    module, shared = Kinds().eval(), Kinds().config
+    module.config = shared
+    net = Network(module=module, examples={"x": torch.randn(3, 8)})
+    module.layers[1].mix.weight.data *= 1e-3
+    module.layers[1].mix.bias.data *= 1e-3
+    done = prune_network(net, Options(**{**OPTIONS, "ratio": 0, "layers": 1}), RATES)
+    assert done.layers == [0, 2, 3]
+    assert module.config.layer_types == ["half", "half", "whole"]
+    assert shared.layer_types == ["half", "whole", "half", "whole"]
+
+
+def test_layers_that_the_code_counts_are_refused_by_name():
+    module = Kinds().eval()
+    module.forward = lambda x: Kinds.forward(module, x) * (1 if len(module.layers) == 4 else torch.ones(7))
+    net = Network(module=module, examples={"x": torch.randn(3, 8)})
+    with pytest.raises(UnsupportedError, match=r"without layers .*RuntimeError"):
+        prune_network(net, Options(**{**OPTIONS, "ratio": 0, "layers": 1}), RATES)
+    assert len(module.layers) == 4
+
+
+def test_what_is_not_finite_is_compared_as_it_is():
+    nan, inf = float("nan"), float("inf")
+    one = [{"y": torch.tensor([1.0, nan, inf])}]
+    assert difference(one, [{"y": torch.tensor([1.0, nan, inf])}]) == 0
+    assert difference(one, [{"y": torch.tensor([1.5, nan, inf])}]) == 0.5
+    for other in ([1.0, 2.0, inf], [nan, nan, inf], [1.0, nan, -inf]):
+        assert difference(one, [{"y": torch.tensor(other)}]) == inf
 
 
 def test_models_that_write_are_pruned_with_what_their_decoder_reads(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -26,6 +26,9 @@ from edgekit.networks.rebuild import rebuild
 from edgekit.networks.record import Change, changes_of, copy_file, read_record
 from edgekit.networks.saving import save_network
 from edgekit.numerics.importance import Floats, Places
+
+if TYPE_CHECKING:
+    import torch
 
 _NAMED = 20
 
@@ -239,5 +242,11 @@ def _config(network: Network, folder: Path, done: Pruned) -> dict[str, Any] | No
     wanted = network.run(feed)
     with torch.no_grad():
         found = built(**feed, return_dict=True)
-    same = all(bool(torch.equal(value, found[name])) for name, value in wanted.items() if name in found)
+    shared = [(value, found[name]) for name, value in wanted.items() if name in found]
+    same = all(torch.equal(one.isnan(), two.isnan()) and torch.equal(*map(_filled, (one, two))) for one, two in shared)
     return config if same else None
+
+
+def _filled(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with zeros for NaN, which equals nothing."""
+    return value.masked_fill(value.isnan(), 0)

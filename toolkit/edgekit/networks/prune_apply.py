@@ -6,6 +6,7 @@ model is rebuilt.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -125,10 +126,34 @@ def drop_layers(module: torch.nn.Module, details: dict[str, Any]) -> torch.nn.Mo
     made = type(layers)(chosen) if isinstance(layers, torch.nn.ModuleList) else type(layers)(*chosen)
     made.train(layers.training)
     parent, _, leaf = path.rpartition(".")
-    setattr(find(module, parent) if parent else module, leaf, made)
+    holder = find(module, parent) if parent else module
+    setattr(holder, leaf, made)
+    _cut_lists(holder, len(layers), kept)
     for number, (old, layer) in enumerate(zip(kept, chosen, strict=True)):
         for part in layer.modules():
             for name in ("layer_idx", "layer_id", "layer_index"):
                 if getattr(part, name, None) == old:
                     setattr(part, name, number)
     return module
+
+
+def _cut_lists(module: torch.nn.Module, count: int, kept: list[int]) -> None:
+    """Keep in the configurations of a module what they list layer by layer: kinds of attention, for one.
+
+    Configurations are replaced, not changed: others may hold them.
+    """
+    made: dict[int, Any] = {}
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if config is None or not hasattr(config, "__dict__"):
+            continue
+        if id(config) not in made:
+            listed = {
+                name: [value[index] for index in kept]
+                for name, value in vars(config).items()
+                if isinstance(value, list) and len(value) == count and name.endswith(("_types", "_layers"))
+            }
+            made[id(config)] = copy.copy(config) if listed else config
+            vars(made[id(config)]).update(listed)
+        if made[id(config)] is not config:
+            part.config = made[id(config)]

@@ -115,8 +115,9 @@ def nothing_goes(
 ) -> NothingError:
     """Say why nothing can go, by name."""
     if not groups:
+        other = "the network does not run without some of it" if banned else "it is to be left alone"
         reasons = [
-            f"'{slot.tensor}': {coupling.labels.reason(int(coupling.axes[slot][0])) or 'it is to be left alone'}"
+            f"'{slot.tensor}': {coupling.labels.reason(int(coupling.axes[slot][0])) or other}"
             for slot in sorted(coupling.makes)[:3]
         ]
         text = "no channel of the network may go: " + ("; ".join(reasons) or "it has no layer that is understood")
