@@ -214,6 +214,34 @@ def test_activations_that_lie_between_two_integers_round_as_the_kernel_rounds_th
     np.testing.assert_allclose(found.numpy(), wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize(
+    ("op", "axis", "attributes", "fused"),
+    [
+        ("MatMul", 1, {}, True), ("MatMul", 0, {}, False), ("Gemm", 1, {}, True), ("Gemm", 0, {"transB": 1}, False),
+        ("Gemm", 1, {"alpha": 2.0}, False), ("Gemm", 0, {}, False),
+    ],
+)  # fmt: skip
+def test_products_that_the_runtime_rounds_in_blocks_are_known(op, axis, attributes, fused, tmp_path):
+    """Held against the runtime: where it does not fuse, rounding activations would be an error of 45 dB."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(-127, 128, (16, 64) if attributes.get("transB") else (64, 16)).astype(np.int8)
+    scales = rng.uniform(0.01, 0.02, codes.shape[axis]).astype(np.float32)
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], axis=axis, name="dequantize"),
+        helper.make_node(op, ["x", "d"], ["y"], name="product", **attributes),
+    ]
+    constants = {"w": codes, "s": scales, "z": np.zeros(len(scales), np.int8)}
+    model = _model(nodes, [("x", TensorProto.FLOAT, ["batch", 64])], "y", ["batch", 16], constants)
+    onnx.save(model, tmp_path / MAIN)
+    module = graph_module(tmp_path / MAIN, block_kernels=("MatMul", "Gemm"))
+    assert module.layout.fuses(module.layout.nodes[-1]) is fused
+    x = rng.normal(size=(20, 64)).astype(np.float32)
+    wanted = opened(model).run(None, {"x": x})[0]
+    with torch.no_grad():
+        found = module({"x": torch.from_numpy(x)})["y"].numpy()
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max())
+
+
 def disturb(module):
     """Move what is learned away from where the quantizer left it, as training does."""
     generator = torch.Generator().manual_seed(0)

@@ -49,8 +49,11 @@ def in_integers(plan: Plan, planner: Planner, node: str) -> bool:
     found = planner.node(node)
     if mode != "weights" or found is None or found.domain or found.op_type not in planner.dialect.block_kernels:
         return False
+    turned = found.op_type == "Gemm" and any(
+        attribute.i for attribute in found.attribute if attribute.name in ("transA", "transB")
+    )
     operands = planner.operands.get(node, [])
-    return [operand.position for operand in operands] == [1] and operands[0].axis is not None
+    return [operand.position for operand in operands] == [1] and operands[0].axis is not None and not turned
 
 
 def coverage(plan: Plan, planner: Planner, macs: Mapping[str, float]) -> dict[str, Any]:

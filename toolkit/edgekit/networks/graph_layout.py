@@ -38,6 +38,7 @@ _FLOAT_WEIGHTS = {
     "Add": (0, 1),
 }  # fmt: skip
 _WITH_BIAS = 3
+_MATRIX = 2
 _MOST_INT8 = 127
 
 
@@ -138,12 +139,18 @@ class Layout:
     def fuses(self, node: Node) -> bool:
         """Say whether a product on stored weights is one that onnxruntime computes in integers, block by block.
 
-        It does so where only this product dequantizes the weight, by channel, and its activation comes as floats.
+        It does so where only this product dequantizes the weight, a matrix [in, out] with a scale for each output, and
+        its activation comes as floats; of Gemm only what is a plain product with a bias.
         """
+        plain = {"transA": 0, "transB": 0, "alpha": 1.0, "beta": 1.0}
+        if node.op == "Gemm" and any(node.attributes.get(key, value) != value for key, value in plain.items()):
+            return False
         weight, data = (self._makers.get(name) for name in (node.inputs[1], node.inputs[0]))
         if weight is None or weight.op != "DequantizeLinear" or (data is not None and data.op == "DequantizeLinear"):
             return False
-        stored = self.arrays.get(weight.inputs[1])
+        stored, codes = self.arrays.get(weight.inputs[1]), self.arrays.get(weight.inputs[0])
+        if codes is None or codes.ndim != _MATRIX or int(weight.attributes.get("axis", 1)) % _MATRIX != 1:
+            return False
         return stored is not None and stored.size > 1 and len(self._readers.get(node.inputs[1], [])) == 1
 
     def scales(self) -> list[str]:
