@@ -406,19 +406,21 @@ def test_only_models_of_transformers_have_a_configuration(place, tmp_path):
         distill(arguments(place, tmp_path, config={"num_hidden_layers": 1}), lambda _: None)
 
 
-def test_a_graph_of_a_fixed_batch_teaches_row_by_row(place, tmp_path):
+@pytest.mark.parametrize(("rows", "name"), [(1, "x"), (3, "image")])
+def test_a_graph_of_a_fixed_batch_teaches_batch_by_batch(place, tmp_path, rows, name):
     import onnx
     from onnx import helper, numpy_helper
 
     rng = np.random.default_rng(0)
     weight = rng.normal(size=(64, 3)).astype(np.float32)
     nodes = [
-        helper.make_node("Flatten", ["x"], ["f"]),
+        helper.make_node("Flatten", [name], ["f"]),
         helper.make_node("MatMul", ["f", "w"], ["m"]),
         helper.make_node("Reshape", ["m", "shape"], ["output"]),
     ]
-    value = [helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", [1, 1, 8, 8]), ("output", [1, 3]))]
-    constants = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.array([1, -1]), "shape")]
+    shapes = ((name, [rows, 1, 8, 8]), ("output", [rows, 3]))
+    value = [helper.make_tensor_value_info(key, 1, shape) for key, shape in shapes]
+    constants = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.array([rows, 3]), "shape")]
     model = helper.make_model(helper.make_graph(nodes, "g", value[:1], value[1:], constants), ir_version=9)
     model.opset_import[0].version = 17
     onnx.save(model, tmp_path / "model.onnx")

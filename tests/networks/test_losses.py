@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgekit.errors import InputError
+from edgekit.networks.imitation import find_soft
 from edgekit.networks.label_order import align_labels
-from edgekit.networks.losses import find_soft, find_task
+from edgekit.networks.losses import are_hot, find_task
 
 
 def softmax(values, temperature=1.0):
@@ -98,6 +99,108 @@ def test_labels_that_fit_no_output_are_refused():
         find_task({"boxes": torch.zeros(3, 7, 4)}, np.zeros(3, np.int64))
     with pytest.raises(InputError, match="label 9, and the output has 5 classes"):
         find_task({"logits": torch.zeros(3, 5)}, np.array([0, 9, 1]))
+
+
+def test_scores_that_say_yes_or_no_are_learned_each_by_itself():
+    rng = np.random.default_rng(0)
+    for shape, labels, dtype in (((6, 1), (6,), np.int64), ((6, 4), (6, 4), np.float32), ((6, 4), (6, 4), np.int64)):
+        scores, truth = torch.tensor(rng.normal(size=shape)), rng.integers(0, 2, labels).astype(dtype)
+        wanted = torch.nn.functional.binary_cross_entropy_with_logits(
+            scores.reshape(labels), torch.tensor(truth).double()
+        )
+        task = find_task({"logits": scores}, truth)
+        assert task.kind == "bits"
+        assert float(task.loss({"logits": scores}, truth)) == pytest.approx(float(wanted))
+        soft, _ = find_soft({"logits": scores}, {"logits": scores}, 2.0, task)
+        assert [how for _, _, how in soft.pairs] == ["bits"]
+        assert float(soft.loss({"logits": scores}, {"logits": scores}, None)) == pytest.approx(0, abs=1e-12)
+        assert float(soft.loss({"logits": scores + 1}, {"logits": scores}, None)) > 0.05
+    chances = torch.tensor(rng.uniform(0.01, 0.99, (20, 2)))
+    truth = rng.integers(0, 2, (20, 2))
+    task = find_task({"p": chances}, truth)
+    wanted = torch.nn.functional.binary_cross_entropy(chances, torch.tensor(truth).double())
+    assert float(task.loss({"p": chances}, truth)) == pytest.approx(float(wanted))
+    assert find_task({"y": torch.zeros(4, 2)}, np.zeros((4, 2), np.float32)).kind == "values"
+
+
+def test_labels_that_are_the_tokens_are_learned_one_place_on():
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 9, (3, 6))
+    labels = np.where(np.arange(6) < 2, -100, tokens)
+    scores = torch.tensor(rng.normal(size=(3, 6, 9)))
+    task = find_task({"logits": scores}, labels, {"input_ids": tokens})
+    wanted = torch.nn.functional.cross_entropy(scores[:, :-1].reshape(-1, 9), torch.tensor(labels[:, 1:]).reshape(-1))
+    assert float(task.loss({"logits": scores}, labels)) == pytest.approx(float(wanted))
+    ahead = find_task({"logits": scores}, np.roll(tokens, -1, 1), {"input_ids": tokens})
+    assert ahead.shift == 0
+
+
+def test_a_batch_without_any_label_teaches_nothing():
+    task = find_task({"logits": torch.zeros(2, 3, 5)}, np.array([[1, 2, -100], [-100, 0, 4]]))
+    assert float(task.loss({"logits": torch.zeros(2, 3, 5)}, np.full((2, 3), -100))) == 0
+
+
+def test_maps_are_resized_to_finer_labels():
+    scores = torch.randn(2, 5, 4, 6)
+    truth = np.random.default_rng(0).integers(0, 5, (2, 16, 24))
+    task = find_task({"logits": scores}, truth)
+    finer = torch.nn.functional.interpolate(scores, scale_factor=4, mode="bilinear")
+    wanted = torch.nn.functional.cross_entropy(finer, torch.tensor(truth))
+    assert float(task.loss({"logits": scores}, truth)) == pytest.approx(float(wanted), rel=1e-5)
+    with pytest.raises(InputError, match="no output fits"):
+        find_task({"logits": scores}, truth[:, :, :20])
+
+
+def test_a_label_out_of_range_in_a_later_batch_is_told():
+    task = find_task({"logits": torch.zeros(3, 5)}, np.array([0, 4, 1]))
+    with pytest.raises(InputError, match="label -1, and the output has 5 classes"):
+        task.check({"logits": torch.zeros(3, 5)}, np.array([0, 1, -1]))
+
+
+def test_classes_come_in_many_forms():
+    scores, truth = torch.randn(6, 4), np.arange(6) % 4
+    wanted = float(torch.nn.functional.cross_entropy(scores, torch.tensor(truth)))
+    rows = np.eye(4, dtype=np.float32)[truth]
+    assert are_hot(rows)
+    assert not are_hot(np.maximum(rows, rows[::-1]))
+    for labels, hot in ((truth.astype(np.float64), False), (truth[:, None], False), (rows, True)):
+        task = find_task({"logits": scores}, labels, hot=hot)
+        assert task.kind == "classes"
+        assert float(task.loss({"logits": scores}, labels)) == pytest.approx(wanted)
+        task.check({"logits": scores}, labels)
+
+
+def test_values_of_another_shape_are_no_labels():
+    with pytest.raises(InputError, match="no output has the shape"):
+        find_task({"output": torch.zeros(4, 2, 3)}, np.full((4, 3, 2), 0.5, np.float32))
+
+
+def test_scores_of_maps_are_softened_over_their_classes():
+    mine, theirs = torch.randn(2, 5, 3, 4), torch.randn(2, 5, 3, 4)
+    soft, widths = find_soft({"logits": mine}, {"logits": theirs}, 2.0)
+    assert widths == (5, 5)
+    p, q = (softmax(value.movedim(1, -1).numpy(), 2) for value in (theirs, mine))
+    wanted = 4 * (p * np.log(p / q)).sum(-1).mean()
+    assert float(soft.loss({"logits": mine}, {"logits": theirs}, None)) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_several_outputs_are_each_held_against_their_own():
+    rng = np.random.default_rng(0)
+    mine = {name: torch.tensor(rng.normal(size=(6, width))) for name, width in (("kind", 4), ("color", 4))}
+    theirs = {"color": mine["color"], "kind": mine["kind"][:, [1, 0, 2, 3]]}
+    task = find_task(mine, np.arange(6) % 4)
+    soft, widths = find_soft(mine, theirs, 2.0, task)
+    assert (task.output, widths) == ("kind", (4, 4))
+    ordered = dataclasses.replace(soft, columns=(1, 0, 2, 3))  # by the names of that output's classes, no other's
+    assert float(ordered.loss(mine, theirs, None)) == pytest.approx(0, abs=1e-12)
+    with pytest.raises(InputError, match="5 classes for 'color', the student 4"):
+        find_soft(mine, {"kind": theirs["kind"], "color": torch.zeros(6, 5)}, 2.0, task)
+
+
+def test_boxes_beside_scores_are_taught_too():
+    mine = {"logits": torch.randn(2, 7, 5), "pred_boxes": torch.rand(2, 7, 4), "last_hidden_state": torch.rand(2, 7, 9)}
+    soft, _ = find_soft(mine, dict(mine), 2.0)
+    assert [(own, how) for own, _, how in soft.pairs] == [("logits", "scores"), ("pred_boxes", "values")]
 
 
 # --- the D cases -----------------------------------------------------------------------------------------------------

@@ -39,9 +39,9 @@ def hard(task):
     return lambda forward, batch, feed, _done: {"hard": task.loss(forward(feed), batch.labels)}
 
 
-def trained(tmp_path, *, epochs=6, tell=lambda _event: None, network=None, name="run", **options):
+def trained(tmp_path, *, epochs=6, tell=lambda _event: None, network=None, name="run", batch=16, **options):
     network = network or net()
-    feeds = Feeds(write_feeds(samples(), tmp_path / "feeds", events.ignore), seed=0, batch=16)
+    feeds = Feeds(write_feeds(samples(), tmp_path / "feeds", events.ignore), seed=0, batch=batch)
     runner = runner_of(network)
     batch, outputs = next(iter(outputs_of(runner, feeds, feeds.held_out())))
     task = find_task(outputs, batch.labels)
@@ -245,6 +245,22 @@ def test_a_parameter_that_is_not_finite_is_named(tmp_path):
         network.module[4].bias[0] = math.inf
     with pytest.raises(InputError, match=r"the parameter '4\.bias' is not finite"):
         trained(tmp_path, network=network)
+
+
+def test_a_batch_of_one_value_a_channel_uses_running_statistics(tmp_path):
+    fitted, _ = trained(tmp_path, batch=1, epochs=1, live_norms=True)
+    assert len(fitted.history) == 2
+
+
+def test_a_network_of_which_nothing_is_trained_is_refused(tmp_path):
+    frozen = net()
+    frozen.module.requires_grad_(requires_grad=False)
+    with pytest.raises(InputError, match="no parameter of the network is trained"):
+        trained(tmp_path, network=frozen, name="frozen")
+    cut = net()
+    cut.call = lambda feed: cut.module(feed["x"]).detach()
+    with pytest.raises(InputError, match="depends on no parameter"):
+        trained(tmp_path, network=cut, name="cut")
 
 
 def test_too_few_samples_are_refused(tmp_path):

@@ -16,9 +16,10 @@ from edgekit.artifact import MAIN, Artifact
 from edgekit.dialect import Dialect
 from edgekit.errors import InputError, UnsupportedError, UsageError
 from edgekit.graphs.learned import write_learned
-from edgekit.networks.graph_floats import start_between
+from edgekit.networks.graph_floats import meanings, start_between
 from edgekit.networks.graph_module import graph_module
 from edgekit.networks.graph_ops import OPERATORS
+from edgekit.networks.graph_zeros import hold_zeros
 from edgekit.networks.oscillation import watch
 from edgekit.stage import Context, Inputs
 from edgekit.stages.quantize_aware_train import QuantizeAwareTrain, _mismatches
@@ -336,6 +337,28 @@ def test_weights_start_where_their_floats_lay(number, tmp_path):
     moved = [(latent.detach() - old).abs() for latent, old in zip(module.latents, before, strict=True)]
     assert all(torch.equal(one, two) for one, two in zip(module.integers(), before, strict=True))
     assert sum(float(part.max()) > 0.1 for part in moved) == FOUND.get(number, len(module.weights))
+
+
+@pytest.mark.parametrize("number", [0, 1, 6, 8, 12])
+def test_weights_that_are_zero_stay_so_where_they_were_pruned(number, tmp_path):
+    kind, dialect, stage = CASES[number]
+    inputs = quantized(kind, tmp_path, dialect=dialect, stage=stage)
+    module = graph_module(inputs.folder / MAIN, block_kernels=DIALECTS[dialect].block_kernels)
+    start_between(module, tmp_path / "float" / MAIN)
+    meant, before = meanings(module), module.integers()
+    zeros = [
+        (one - zero) * codes + zero == 0 if number in meant else codes == 0
+        for number, codes in enumerate(before)
+        for zero, one in [meant.get(number, (torch.tensor(0.0), torch.tensor(1.0)))]
+    ]
+    assert hold_zeros(module) == sum(int(mask.sum()) for mask in zeros) > 0
+    optimizer = torch.optim.AdamW(module.latents, lr=1.0, weight_decay=0.0)
+    feed = {key: torch.from_numpy(value) for key, value in feeds(kind)[0].items()}
+    (module(feed)["logits"].square().sum() + module.distance_to_grid()).backward()
+    optimizer.step()
+    after = module.integers()
+    assert all(torch.equal(old[mask], new[mask]) for old, new, mask in zip(before, after, zeros, strict=True))
+    assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
 def test_floats_of_another_model_are_no_start(tmp_path):

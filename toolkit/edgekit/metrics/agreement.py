@@ -82,6 +82,11 @@ def is_vector(samples: Array) -> bool:
     return len([size for size in samples.shape[1:] if size != 1]) == 1
 
 
+def is_feature(name: str) -> bool:
+    """Say whether an output's name tells that it holds features: embeddings, hidden states."""
+    return _FEATURES.search(name) is not None
+
+
 def highest(scores: npt.NDArray[Any]) -> Classes:
     """Index of the highest score along the last axis, -1 where one is NaN; class indices as they are."""
     if scores.dtype.kind != "f":

@@ -20,6 +20,7 @@ WEIGHTS_ONLY = "weights"
 
 CHANGES = {
     WEIGHTS_ONLY: "edgekit.networks.changes:keep_structure",
+    "plain": "edgekit.networks.plain:make_plain",
     "channels": "edgekit.networks.prune_apply:shrink",
     "layers": "edgekit.networks.prune_apply:drop_layers",
     "zeros": "edgekit.networks.prune_weights:hold_zeros",

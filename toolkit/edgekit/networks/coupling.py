@@ -10,13 +10,14 @@ is never wrong. Tied weights and modules that are called twice need no rule: the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgekit.errors import UnsupportedError
 from edgekit.networks.coupled import Coupling
 from edgekit.networks.coupling_trace import interpret
 from edgekit.networks.export import INNER
 from edgekit.networks.network import Network, evaluating, flatten
+from edgekit.networks.prune_apply import tensors_of
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +42,9 @@ def trace_program(network: Network) -> torch.export.ExportedProgram:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with torch.no_grad(), evaluating(network.module):
-            return torch.export.export(_wrapped(network), (), feed, strict=False)
+            program = torch.export.export(_wrapped(network), (), feed, strict=False)
+            _measure(program, feed)
+            return program
     except Exception as error:
         reason = " ".join(str(error).split())[:400]
         raise UnsupportedError(
@@ -51,6 +54,35 @@ def trace_program(network: Network) -> torch.export.ExportedProgram:
         ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _measure(program: torch.export.ExportedProgram, feed: dict[str, torch.Tensor]) -> None:
+    """Give sizes that depend on values (how many tokens match) the numbers that they have for the example inputs."""
+    import torch
+
+    def fixed(value: Any) -> bool:
+        parts = value if isinstance(value, (tuple, list)) else [value]
+        sizes = [size for part in parts for size in getattr(part, "shape", (part,))]
+        return not any(isinstance(size, torch.SymInt) for size in sizes)
+
+    if all(fixed(node.meta.get("val")) for node in program.graph.nodes):
+        return
+    stored = {**program.graph_signature.inputs_to_parameters, **program.graph_signature.inputs_to_buffers}
+    held = {**program.state_dict, **program.constants}
+    constants = program.graph_signature.inputs_to_lifted_tensor_constants
+
+    class Measured(torch.fx.Interpreter):
+        def run_node(self, node: torch.fx.Node) -> Any:
+            found = super().run_node(node)
+            if not fixed(node.meta.get("val")):
+                node.meta["val"] = found
+            return found
+
+    names = {**stored, **constants}
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    given = iter(feed.values())
+    values = [held[names[node.name]] if node.name in names else next(given) for node in nodes]
+    Measured(program.graph_module).run(*values)
 
 
 def couple(network: Network, *, across_norms: bool = False) -> Coupling:
@@ -64,7 +96,7 @@ def couple(network: Network, *, across_norms: bool = False) -> Coupling:
         UnsupportedError: the network cannot be traced.
     """
     program = trace_program(network)
-    state = set(network.module.state_dict())
+    state = set(tensors_of(network.module))
     choices: dict[str, int] = {}
     best = interpret(program, state, choices, across_norms=across_norms)
     kinds = sorted({split.kind for split in best.splits.values()})

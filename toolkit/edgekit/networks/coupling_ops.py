@@ -12,10 +12,27 @@ from typing import Any
 import numpy as np
 
 from edgekit.networks.coupled import Axes
-from edgekit.networks.coupling_products import attention, convolution, einsum, linear, matmul
+from edgekit.networks.coupling_picks import PICKS
+from edgekit.networks.coupling_products import attention, bilinear, convolution, einsum, linear, matmul
+from edgekit.networks.coupling_recurrent import cell, layers
 from edgekit.networks.coupling_shapes import SHAPES, reshaped
 from edgekit.networks.coupling_trace import Arguments, Trace, name_of
+from edgekit.networks.coupling_windows import (
+    channel_shuffle,
+    folded,
+    grid,
+    pad,
+    pixel_shuffle,
+    pixel_unshuffle,
+    pool,
+    sampled,
+    slid,
+    windows,
+)
 from edgekit.networks.labels import Ids
+
+_NORMS = frozenset({"mean", "var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm"})
+"""Reductions that norms are written with."""
 
 
 def _pointwise(trace: Trace, given: Arguments) -> Axes:
@@ -54,7 +71,10 @@ def _reduce(trace: Trace, given: Arguments) -> Any:
         return _pointwise(trace, given)
     dims = _dims(given["dim"], len(axes))
     for dim in dims:
-        trace.keep(axes[dim], f"{name_of(trace.node)} reduces over it")
+        if trace.across_norms and name_of(trace.node) in _NORMS and trace.live(axes[dim]):
+            trace.coupling.inexact.append(axes[dim])
+        else:
+            trace.keep(axes[dim], f"{name_of(trace.node)} reduces over it")
     value = trace.node.meta["val"]
     one = [np.zeros(1, np.int64) if i in dims else labels for i, labels in enumerate(axes)]
     gone = [labels for i, labels in enumerate(axes) if i not in dims]
@@ -87,11 +107,12 @@ def _group_norm(trace: Trace, given: Arguments) -> Axes | None:
         _normalized(trace, x[1])
         return list(x)
     name = trace.stored(given.raw.get("weight"))
-    if not name:
-        trace.keep(x[1], "group_norm has no weight to tell its groups by")
-        return list(x)
-    trace.coupling.blocks[name] = blocks.shape[1]
     trace.tie(blocks[:, :1], blocks)
+    if name:
+        trace.coupling.blocks[name] = blocks.shape[1]
+    else:  # no tensor of its own tells how many there are
+        trace.size(blocks[:, 0], int(groups))
+        trace.size(x[1], len(x[1]))
     return list(x)
 
 
@@ -114,37 +135,34 @@ def _normalized(trace: Trace, labels: Ids) -> None:
         trace.keep(labels, f"{name_of(trace.node)} normalizes over it")
 
 
-def _pool(trace: Trace, given: Arguments) -> Any:
-    """Pooling and resizing: what is left of the spatial axes passes, they themselves are kept."""
-    x, value = given.tensors()[0], trace.node.meta["val"]
-    spatial = next((int(digit) for digit in name_of(trace.node).replace("with_indices", "") if digit.isdigit()), 2)
-    for axis in x[-spatial:]:
-        trace.keep(axis, f"{name_of(trace.node)} works along it")
-
-    def one(tensor: Any) -> Axes:
-        return [*x[:-spatial], *(np.zeros(int(size), np.int64) for size in tensor.shape[-spatial:])]
-
-    return [one(tensor) for tensor in value] if isinstance(value, (tuple, list)) else one(value)
-
-
-def _pad(trace: Trace, given: Arguments) -> Axes:
-    x, pads, shape = given.tensors()[0], list(given["pad"] or given["padding"]), trace.shape()
-    out = list(x)
-    for number in range(len(pads) // 2):
-        axis = len(x) - 1 - number
-        if pads[2 * number] or pads[2 * number + 1]:
-            trace.keep(x[axis], "it is padded")
-            out[axis] = np.zeros(shape[axis], np.int64)
-    return out
-
-
 def _embedding(trace: Trace, given: Arguments) -> Axes:
+    """A table that the data reads is kept; one of positions has a column for each head, as biases of attention do."""
     weight, indices = given.axes("weight"), given.axes("indices")
     assert weight is not None
     assert indices is not None
-    for labels in weight:
-        trace.keep(labels, "it is an embedding")
-    return [*indices, np.zeros(len(weight[1]), np.int64)]
+    trace.keep(weight[0], "it is an embedding")
+    if trace.fed(given.raw["indices"]):
+        trace.keep(weight[1], "it is an embedding")
+    return [*indices, weight[1]]
+
+
+def _constant(trace: Trace, given: Arguments) -> Axes:
+    """A tensor of one value: any of its indices may go, where the code takes its sizes from what goes with them."""
+    sizes = given["size"] or ()
+    found = [trace.loose(int(size)) for size in trace.shape()]
+    for labels, size in zip(found, sizes, strict=False):
+        trace.size(labels, size)
+    return found
+
+
+def _weight_norm(trace: Trace, given: Arguments) -> Axes:
+    """Weight normalization: a magnitude for each index of one axis, a direction along the others."""
+    direction, magnitude, dim = list(given.tensors()[0]), given.tensors()[1], int(given["dim"])
+    trace.tie(direction[dim], magnitude[dim])
+    for at, labels in enumerate(direction):
+        if at != dim % len(direction):
+            trace.keep(labels, "the weight is normalized over it")
+    return direction
 
 
 def _glu(trace: Trace, given: Arguments) -> Axes:
@@ -155,35 +173,12 @@ def _glu(trace: Trace, given: Arguments) -> Axes:
     return x
 
 
-def _shuffle(trace: Trace, given: Arguments) -> Axes:
-    """channel_shuffle: the channels at one position of every group go together."""
-    x = list(given.tensors()[0])
-    blocks = x[1].reshape(int(given["groups"]), -1)
-    trace.tie(blocks[:1], blocks)
-    x[1] = blocks.T.ravel()
-    return x
-
-
-def _pixel_shuffle(trace: Trace, given: Arguments) -> Axes:
-    x, shape = given.tensors()[0], trace.shape()
-    blocks = x[-3].reshape(shape[-3], -1)
-    trace.tie(blocks[:, :1], blocks)
-    for axis in x[-2:]:
-        trace.keep(axis, "pixel_shuffle works along it")
-    return [*x[:-3], blocks[:, 0], *(np.zeros(size, np.int64) for size in shape[-2:])]
-
-
-def _pixel_unshuffle(trace: Trace, given: Arguments) -> Axes:
-    x, shape = given.tensors()[0], trace.shape()
-    for axis in x[-2:]:
-        trace.keep(axis, "pixel_unshuffle works along it")
-    wide = np.repeat(x[-3], shape[-3] // len(x[-3]))
-    return [*x[:-3], wide, *(np.zeros(size, np.int64) for size in shape[-2:])]
-
-
 def _reshape(trace: Trace, given: Arguments) -> Axes | None:
     stated = given["size"] or given["shape"] or given["sizes"] or ()
-    return reshaped(trace, list(given.tensors()[0]), trace.shape(), stated if isinstance(stated, (list, tuple)) else ())
+    stated = stated if isinstance(stated, (list, tuple)) else ()
+    if name_of(trace.node) == "unflatten":  # its sizes are those of one axis
+        stated = [-1] * (int(given["dim"]) % len(given.tensors()[0])) + list(stated)
+    return reshaped(trace, list(given.tensors()[0]), trace.shape(), stated)
 
 
 def _nothing(_trace: Trace, _given: Arguments) -> list[Any]:
@@ -197,7 +192,7 @@ def _dims(stated: Any, rank: int) -> list[int]:
 
 
 def _table() -> dict[str, Callable[[Trace, Arguments], Any]]:
-    rules: dict[str, Callable[[Trace, Arguments], Any]] = {**SHAPES}
+    rules: dict[str, Callable[[Trace, Arguments], Any]] = {**SHAPES, **PICKS}
     groups: list[tuple[Callable[[Trace, Arguments], Any], str]] = [
         (
             _same,
@@ -236,26 +231,41 @@ def _table() -> dict[str, Callable[[Trace, Arguments], Any]]:
         (_group_norm, "group_norm"),
         (_layer_norm, "layer_norm rms_norm"),
         (
-            _pool,
+            pool,
             (
                 "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
                 "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d "
                 "adaptive_max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices "
-                "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_bilinear2d upsample_bicubic2d "
-                "_upsample_bilinear2d_aa _upsample_bicubic2d_aa _upsample_nearest_exact2d"
+                "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
+                "upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa "
+                "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d max_unpool2d "
+                "max_unpool3d"
             ),
         ),
         (
-            _pad,
-            ("pad constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d"),
+            pad,
+            (
+                "pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d "
+                "replication_pad1d replication_pad2d replication_pad3d"
+            ),
         ),
         (_embedding, "embedding"),
         (_glu, "glu"),
-        (_shuffle, "channel_shuffle native_channel_shuffle"),
-        (_pixel_shuffle, "pixel_shuffle"),
-        (_pixel_unshuffle, "pixel_unshuffle"),
+        (channel_shuffle, "channel_shuffle native_channel_shuffle"),
+        (pixel_shuffle, "pixel_shuffle"),
+        (pixel_unshuffle, "pixel_unshuffle"),
         (_reshape, "view reshape _unsafe_view flatten unflatten view_as reshape_as"),
-        (_nothing, "_assert_tensor_metadata"),
+        (windows, "im2col"),
+        (folded, "col2im"),
+        (slid, "unfold"),
+        (sampled, "grid_sampler grid_sampler_2d grid_sampler_3d"),
+        (grid, "affine_grid_generator"),
+        (layers, "lstm gru rnn_tanh rnn_relu"),
+        (cell, "lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"),
+        (bilinear, "bilinear"),
+        (_constant, "zeros ones full new_zeros new_ones new_full"),
+        (_weight_norm, "_weight_norm"),
+        (_nothing, "_assert_tensor_metadata sym_size sym_numel sym_constrain_range_for_size"),
     ]
     for rule, names in groups:
         rules.update(dict.fromkeys(names.split(), rule))

@@ -57,6 +57,8 @@ def _grouped(trace: Trace, node: Any, channels: Ids, weight: Axes, groups: int, 
     made = np.tile(thin, groups) if transposed else weight[0]
     inner, outer = channels.reshape(groups, -1), made.reshape(groups, count // groups)
     whole = groups >= inner.shape[1] or not name
+    if name != f"{trace.module}.weight".removeprefix("."):  # not a layer of its own, whose number of groups follows
+        trace.size(inner[:, 0], groups)
     if transposed:
         trace.tie(channels, weight[0])
     if name:
@@ -82,19 +84,32 @@ def _grouped(trace: Trace, node: Any, channels: Ids, weight: Axes, groups: int, 
 def _read(trace: Trace, node: Any, axis: int, channels: Ids, weight: Ids) -> None:
     """Tie what a layer sums over with its weight."""
     trace.tie(channels, weight)
-    if slot := trace.slot(node, axis):
-        trace.coupling.reads.add(slot)
-    else:
+    found = [slot] if (slot := trace.slot(node, axis)) else trace.sources(node, weight)
+    trace.coupling.reads.update(found)
+    if not found:
         trace.keep(weight, f"the weight of {name_of(trace.node)} is computed")
 
 
 def _made(trace: Trace, node: Any, axis: int, labels: Ids, bias: Axes | None) -> Ids:
     """Note the channels that a layer computes, tied with its bias."""
-    if slot := trace.slot(node, axis):
-        trace.coupling.makes.add(slot)
+    trace.coupling.makes.update([slot] if (slot := trace.slot(node, axis)) else trace.sources(node, labels))
     if bias is not None and len(bias[-1]) == len(labels):
         trace.tie(labels, bias[-1])
     return labels
+
+
+def bilinear(trace: Trace, given: Arguments) -> Axes:
+    """Sum over the products of two inputs' last axes; the weight is [out, first, second]."""
+    first, second = given.axes("input1"), given.axes("input2")
+    weight, bias = given.axes("weight"), given.axes("bias")
+    assert first is not None
+    assert second is not None
+    assert weight is not None
+    node = given.raw["weight"]
+    trace.work(node, first, macs=math.prod(trace.shape()) * len(weight[1]) * len(weight[2]))
+    _read(trace, node, 1, first[-1], weight[1])
+    _read(trace, node, 2, second[-1], weight[2])
+    return [*first[:-1], _made(trace, node, 0, weight[0], bias)]
 
 
 def matmul(trace: Trace, given: Arguments) -> Axes:

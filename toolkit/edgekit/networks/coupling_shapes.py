@@ -69,6 +69,9 @@ def _cut(trace: Trace, labels: Ids, parts: list[int], number: int) -> list[Ids]:
     if len(parts) <= 1:
         return [labels] if parts else []
     grid = trace.labels.free(labels).reshape(parts)
+    if grid.any() and trace.is_loose(labels):
+        trace.keep(labels, "an axis of equal values is cut")
+        grid = np.zeros_like(grid)
     if not grid.any():
         return [np.zeros(size, np.int64) for size in parts]
     follows = [index for index in range(len(parts)) if np.array_equal(*_lines(grid, index))]
@@ -95,6 +98,7 @@ def _lines(grid: Ids, index: int) -> tuple[Ids, Ids]:
 def _joined(trace: Trace, parts: list[Ids]) -> Ids:
     """Join parts into one axis; only one of them can carry channels, the others are kept."""
     live = [index for index, labels in enumerate(parts) if trace.live(labels)]
+    live.sort(key=lambda index: trace.is_loose(parts[index]))
     for index in live[1:]:
         trace.keep(parts[index], "two axes of channels are flattened into one")
     if not live:
@@ -156,7 +160,7 @@ def _expand(trace: Trace, given: Arguments) -> Axes:
     out: Axes = []
     for at in range(-len(shape), 0):
         size = shape[at]
-        labels = axes[at] if len(axes) >= -at and len(axes[at]) == size else np.zeros(size, np.int64)
+        labels = axes[at] if len(axes) >= -at and len(axes[at]) == size else trace.loose(size)
         if len(stated) == len(shape):
             trace.size(labels, stated[at])
         out.append(labels)
@@ -223,75 +227,11 @@ def _split(trace: Trace, given: Arguments) -> list[Axes]:
     return [[*axes[:dim], piece, *axes[dim + 1 :]] for piece in pieces]
 
 
-def _slice(trace: Trace, given: Arguments) -> Axes:
-    """Cut a piece out of an axis: the axis falls into pieces of its size, which keep one size, index by index."""
-    axes = list(given.tensors()[0])
-    dim = int(given["dim"] or 0) % len(axes)
-    whole, size = axes[dim], trace.shape()[dim]
-    start = int(given["start"] or 0)
-    begin = min(len(whole), start + len(whole) if start < 0 else start)
-    step = int(given["step"] or 1) if name_of(trace.node) == "slice" else 1
-    axes[dim] = whole[begin : begin + size * step : step]
-    if size == len(whole) or not trace.live(whole):
-        return axes
-    if step != 1 or size == 0 or len(whole) % size or begin % size:
-        trace.keep(whole, "an uneven piece is cut out of it")
-        return axes
-    blocks = whole.reshape(-1, size)
-    trace.tie(blocks[:1], blocks)
-    for edge in (begin, begin + size):
-        trace.size(whole[:edge], edge)
-    return axes
-
-
-def _select(trace: Trace, given: Arguments) -> Axes:
-    axes = list(given.tensors()[0])
-    dim = int(given["dim"] or 0) % len(axes)
-    trace.keep(axes.pop(dim), "one index of it is picked")
-    return axes
-
-
-def _unbind(trace: Trace, given: Arguments) -> list[Axes]:
-    axes = list(given.tensors()[0])
-    gone = axes.pop(int(given["dim"] or 0) % len(axes))
-    trace.keep(gone, "it is taken apart index by index")
-    return [list(axes) for _ in gone]
-
-
-def _index(trace: Trace, given: Arguments) -> Axes | None:
-    """Index with tensors: what they index is kept; the axes before and after them pass."""
-    axes, indices = given.tensors()[0], list(given.raw["indices"])
-    used = [at for at, index in enumerate(indices) if index is not None]
-    if not used or used != list(range(used[0], used[-1] + 1)):
-        return None
-    for at in used:
-        trace.keep(axes[at], "it is indexed")
-    shape, rest = trace.shape(), axes[used[-1] + 1 :]
-    between = shape[used[0] : len(shape) - len(rest)]
-    return [*axes[: used[0]], *(np.zeros(size, np.int64) for size in between), *rest]
-
-
-def _index_select(trace: Trace, given: Arguments) -> Axes:
-    axes, dim = list(given.tensors()[0]), int(given["dim"])
-    trace.keep(axes[dim], "it is indexed")
-    axes[dim] = np.zeros(trace.shape()[dim], np.int64)
-    return axes
-
-
-def _mask_triangle(trace: Trace, given: Arguments) -> Axes:
-    axes = given.tensors()[0]
-    for labels in axes[-2:]:
-        trace.keep(labels, "a triangle of it is masked")
-    return list(axes)
-
-
 SHAPES: dict[str, Callable[[Trace, Arguments], Any]] = {
     "transpose": _transpose, "swapaxes": _transpose, "swapdims": _transpose, "t": _turn, "numpy_T": _turn,
     "permute": _permute, "movedim": _movedim, "moveaxis": _movedim, "squeeze": _squeeze, "unsqueeze": _unsqueeze,
     "expand": _expand, "expand_as": _expand, "broadcast_to": _expand, "repeat": _repeat, "tile": _repeat,
     "repeat_interleave": _repeat_interleave, "cat": _cat, "concat": _cat, "concatenate": _cat, "stack": _stack,
     "split": _split, "split_with_sizes": _split, "chunk": _split, "tensor_split": _split, "unsafe_split": _split,
-    "slice": _slice, "narrow": _slice, "select": _select, "unbind": _unbind, "index": _index,
-    "index_select": _index_select, "tril": _mask_triangle, "triu": _mask_triangle,
 }  # fmt: skip
 """Operator name -> its rule."""

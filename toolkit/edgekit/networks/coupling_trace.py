@@ -45,6 +45,8 @@ class Trace:
     choices: Mapping[str, int]
     across_norms: bool
     slots: dict[str, str] = field(default_factory=dict)
+    fed_by: set[str] = field(default_factory=set)
+    stored_labels: int = 0
     node: torch.fx.Node = None  # type: ignore[assignment]
 
     @property
@@ -60,9 +62,10 @@ class Trace:
         return path.partition("@")[0].removeprefix(INNER).removeprefix(".")
 
     def shape(self, output: int | None = None) -> tuple[int, ...]:
-        """Return the shape of the current node's value, or of one of its values."""
+        """Return the shape of the current node's value, or of one of its values: the first, where none is said."""
         value = self.node.meta["val"]
-        return tuple(int(size) for size in (value if output is None else value[output]).shape)
+        one = value[output or 0] if isinstance(value, (tuple, list)) else value
+        return tuple(int(size) for size in one.shape)
 
     def why(self, text: str) -> str:
         """Word a reason: what happens, and in which module."""
@@ -79,6 +82,34 @@ class Trace:
     def live(self, labels: Ids) -> bool:
         """Say whether any of the labels is not kept."""
         return not bool(self.labels.kept(labels).all())
+
+    def loose(self, count: int) -> Ids:
+        """Return labels for an axis along which all values are equal: no tensor that is stored has them yet."""
+        return self.labels.fresh(count)
+
+    def is_loose(self, labels: Ids) -> bool:
+        """Say whether labels stand in no tensor that is stored."""
+        return bool(self.labels.kept(labels).all() or (self.labels.free(labels) >= self.stored_labels).all())
+
+    def fed(self, value: Any) -> bool:
+        """Say whether a node's values come from the data, not only from sizes and what is stored."""
+        return hasattr(value, "name") and value.name in self.fed_by
+
+    def sources(self, value: Any, labels: Ids) -> list[Slot]:
+        """Return the axes of stored tensors that a computed weight has from there, index by index."""
+        seen: set[str] = set()
+        found: list[Slot] = []
+        wanted, queue = self.labels.find(labels), [value]
+        while queue:
+            node = queue.pop()
+            if not hasattr(node, "all_input_nodes") or node.name in seen:
+                continue
+            seen.add(node.name)
+            queue += node.all_input_nodes
+            for slot, own in self.coupling.axes.items() if node.name in self.slots else ():
+                if slot.tensor == self.slots[node.name] and np.array_equal(self.labels.find(own), wanted):
+                    found.append(slot)
+        return found
 
     def slot(self, value: Any, axis: int) -> Slot | None:
         """Return which axis of which stored tensor an axis of an argument is; None for what is computed.
@@ -133,7 +164,7 @@ def interpret(
 
     Args:
         program: its graph.
-        state: names of its parameters and persistent buffers.
+        state: names of its parameters and buffers.
         choices: split of an axis (node and axis) -> which part carries the channels; the first where none is said.
         across_norms: channels that are normalized over may go.
     """
@@ -146,12 +177,17 @@ def interpret(
     for node in program.graph.nodes:
         trace.node = node
         if node.op == "placeholder":
+            if node.name not in stored:
+                trace.fed_by.add(node.name)
             values[node.name] = _placed(trace, stored.get(node.name, "").removeprefix(f"{INNER}."), state)
+            trace.stored_labels = trace.labels.count
         elif node.op == "output":
             for argument in node.all_input_nodes:
                 for axis in _leaves(values[argument.name]):
                     trace.labels.keep(axis, "it reaches an output of the network")
         elif node.op == "call_function":
+            if any(argument.name in trace.fed_by for argument in node.all_input_nodes):
+                trace.fed_by.add(node.name)
             values[node.name] = _applied(trace, OPERATORS, values)
         else:  # get_attr: constants and graphs of higher-order operators
             values[node.name] = _plain(node.meta.get("val"))
@@ -177,16 +213,17 @@ def _applied(trace: Trace, table: Mapping[str, Callable[..., Any]], values: dict
     if handle is None and _is_pointwise(node):
         handle = table[POINTWISE]
     if handle is not None:
-        found = handle(trace, Arguments(trace, values)) if node.meta.get("val") is not None else []
+        found = _tried(trace, handle, values) if node.meta.get("val") is not None else []
         if found is not None:
-            _check(trace, found)
             return found
     inputs = [axis for argument in node.all_input_nodes for axis in _leaves(values[argument.name])]
     flat = np.concatenate(inputs) if inputs else np.zeros(0, np.int64)
-    count = int((trace.labels.free(flat) != PLAIN).sum())
-    if count and node.meta.get("val") is not None:
-        text = trace.why(f"'{name_of(node)}' is not understood")
+    free = trace.labels.free(flat)
+    count = int(((free != PLAIN) & (free < trace.stored_labels)).sum())
+    text = trace.why(f"'{name_of(node)}' is not understood")
+    if node.meta.get("val") is not None:
         trace.labels.keep(flat, text)
+    if count and node.meta.get("val") is not None:
         trace.coupling.unknown[text] = trace.coupling.unknown.get(text, 0) + count
     return _plain(node.meta.get("val"))
 
@@ -197,15 +234,19 @@ def _is_pointwise(node: torch.fx.Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
-def _check(trace: Trace, found: Any) -> None:
-    """Compare what an operator's rule gave with the shape that torch computed."""
-    value = trace.node.meta.get("val", ())
-    value = () if value is None else value
-    pairs = zip(found, value, strict=True) if isinstance(value, (tuple, list)) else [(found, value)]
-    for axes, tensor in pairs:
-        if [len(axis) for axis in axes] != list(tensor.shape):
-            text = f"{trace.node.target}: axes {[len(axis) for axis in axes]} for shape {list(tensor.shape)}"
-            raise AssertionError(text)
+def _tried(trace: Trace, handle: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """Return what an operator's rule gives; None where the rule does not apply or gives other shapes than torch."""
+    try:
+        found = handle(trace, Arguments(trace, values))
+    except (AssertionError, IndexError, KeyError, TypeError, ValueError):  # a use of the operator that it does not know
+        return None
+    value = trace.node.meta["val"]
+    if found is None or not (hasattr(value, "shape") or isinstance(value, (tuple, list))):
+        return found
+    pairs = list(zip(found, value, strict=False)) if isinstance(value, (tuple, list)) else [(found, value)]
+    whole = not isinstance(value, (tuple, list)) or len(found) == len(value)
+    right = all([len(axis) for axis in axes] == list(tensor.shape) for axes, tensor in pairs)
+    return found if whole and right else None
 
 
 class Arguments:

@@ -137,8 +137,9 @@ def _usual(source: _Source) -> list[str]:
         names.append("pixel_values")
     if main == "input_values" and source.processor.get("return_attention_mask"):
         names.append("attention_mask")
-    if getattr(source.config, "is_encoder_decoder", False) and source.task == "feature-extraction":
-        names.append("decoder_input_ids")
+    if getattr(source.config, "is_encoder_decoder", False) and source.get("vocab_size") is not None:
+        writes = getattr(source.model, "can_generate", lambda: False)()
+        names += ["decoder_input_ids"] if writes or source.task == "feature-extraction" else []
     return [name for name in dict.fromkeys(names) if name in source.parameters]
 
 

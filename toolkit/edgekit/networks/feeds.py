@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,12 @@ class Feeds:
     def counts(self) -> list[int]:
         """The number of samples in every bucket."""
         return [len(bucket.indices) for bucket in self._buckets]
+
+    def labels(self) -> Iterator[Array]:
+        """Yield the labels of all samples, bucket by bucket."""
+        for bucket in self._buckets:
+            if bucket.labels is not None:
+                yield np.asarray(bucket.labels)
 
     def place(self, sample: int) -> tuple[int, int]:
         """Return the bucket of a sample, and its row there."""

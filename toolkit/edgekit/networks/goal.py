@@ -10,8 +10,9 @@ from edgekit import events
 from edgekit.errors import InputError, UsageError
 from edgekit.networks.child import Tell
 from edgekit.networks.feeds import Batch, Feeds
+from edgekit.networks.imitation import Soft, find_soft
 from edgekit.networks.label_order import align_labels
-from edgekit.networks.losses import Soft, Task, find_soft, find_task
+from edgekit.networks.losses import Task, are_hot, find_task
 from edgekit.networks.teacher import Teacher, open_teacher
 from edgekit.networks.train import Forward, Loss, Tensors, outputs_of
 
@@ -75,7 +76,13 @@ def make_goal(runner: torch.nn.Module, feeds: Feeds, arguments: dict[str, Any], 
         UsageError: there is neither a label nor a teacher.
     """
     batch, outputs = _first(runner, feeds)
-    task = find_task(outputs, batch.labels) if batch.labels is not None else None
+    task = None
+    if batch.labels is not None:
+        hot = all(are_hot(labels) for labels in feeds.labels())
+        task = find_task(outputs, batch.labels, batch.feed, hot=hot)
+    if task is not None:
+        for labels in feeds.labels():
+            task.check(outputs, labels)
     teacher = open_teacher(arguments["teacher"], feeds, tell) if arguments["teacher"] else None
     if teacher is None:
         if task is None:
@@ -84,8 +91,8 @@ def make_goal(runner: torch.nn.Module, feeds: Feeds, arguments: dict[str, Any], 
                 where="data",
                 remedy="Label the data, or use the stage `distill`.",
             )
-        return Goal(task=task, soft=None, teacher=None, alpha=0.0)
-    soft, widths = find_soft(outputs, teacher.outputs(batch), float(arguments["temperature"]))
+        return Goal(task=task, soft=None, teacher=None, alpha=0.0, findings=_told(task, tell))
+    soft, widths = find_soft(outputs, teacher.outputs(batch), float(arguments["temperature"]), task)
     findings: tuple[events.Finding, ...] = teacher.findings
     if widths is not None:
         columns, told = align_labels(arguments["labels"], teacher.labels, widths=widths)
@@ -93,7 +100,21 @@ def make_goal(runner: torch.nn.Module, feeds: Feeds, arguments: dict[str, Any], 
     for finding in findings:
         tell(events.Found(finding=finding))
     alpha = float(arguments["alpha"]) if task is not None else 1.0
+    findings = (*findings, *(_told(task, tell) if task is not None else ()))
     return Goal(task=task, soft=soft, teacher=teacher, alpha=alpha, findings=findings)
+
+
+def _told(task: Task, tell: Tell) -> tuple[events.Finding, ...]:
+    """Say how labels are read, where that is not what they look like at first."""
+    told = []
+    if task.shift:
+        told.append("labels are the input tokens: what stands one place on is learned at each")
+    if task.resized:
+        told.append(f"labels are finer than '{task.output}', which is resized to them")
+    found = tuple(events.Finding(severity="note", node=task.output, rule="labels", text=text) for text in told)
+    for finding in found:
+        tell(events.Found(finding=finding))
+    return found
 
 
 def _first(runner: torch.nn.Module, feeds: Feeds) -> tuple[Batch, Tensors]:

@@ -54,7 +54,7 @@ def start_between(module: GraphModule, path: Path) -> frozenset[int]:
 
     known = _matrices(path)
     found = set()
-    for number, (zero, one) in _meanings(module).items():
+    for number, (zero, one) in meanings(module).items():
         latent = module.latents[number].data
         low, high = (value.expand(latent.shape).double().cpu().numpy() for value in (zero, one))
         codes, step = latent.double().cpu().numpy(), high - low
@@ -67,7 +67,7 @@ def start_between(module: GraphModule, path: Path) -> frozenset[int]:
     return frozenset(found)
 
 
-def _meanings(module: GraphModule) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
+def meanings(module: GraphModule) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
     """Return number of a weight -> what its codes 0 and 1 stand for, in the layout of the codes, where a node says it.
 
     A node does so that makes floats of the codes by stored scales, or multiplies with them as such.

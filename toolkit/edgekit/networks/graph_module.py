@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from edgekit.errors import UnsupportedError
+from edgekit.networks import graph_maps as _maps  # noqa: F401 - enters its operators
 from edgekit.networks import graph_ops
-from edgekit.networks import graph_shapes as _shapes  # noqa: F401 - enters its operators
+from edgekit.networks import graph_recurrent as _recurrent  # noqa: F401 - the same
+from edgekit.networks import graph_reductions as _reductions  # noqa: F401 - the same
+from edgekit.networks import graph_shapes as _shapes  # noqa: F401 - the same
 from edgekit.networks.graph_layout import Array, Bias, Layout, Node, Weight
 from edgekit.networks.graph_quantized import along, in_blocks, round_straight
 
@@ -109,12 +112,16 @@ class GraphModule(Module):
     def _in_pieces(self, feed: Tensors, values: Tensors) -> Tensors:
         import torch
 
-        starts = range(0, len(next(iter(feed.values()))), self.layout.rows)
+        count, rows = len(next(iter(feed.values()))), self.layout.rows
+        full = -(-count // rows) * rows  # the last sample stands in for those that the last piece lacks
+        places = torch.arange(full).clamp_max(count - 1)
+        given = {name: value[places.to(value.device)] for name, value in feed.items()} if full != count else feed
         parts = [
-            self._run_all({name: value[start : start + self.layout.rows] for name, value in feed.items()}, values)
-            for start in starts
+            self._run_all({name: value[start : start + rows] for name, value in given.items()}, values)
+            for start in range(0, full, rows)
         ]
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return {name: value[: len(value) * count // full] for name, value in found.items()}
 
     def _run_all(self, feed: Tensors, values: Tensors) -> Tensors:
         known: dict[str, Any] = {"": None, **feed, **values}

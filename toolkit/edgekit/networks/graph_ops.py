@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Attributes = dict[str, Any]
 Operator = Callable[[list[Any], Attributes], Any]
 
+_SELU = (1.6732632423543772, 1.0507009873554805)
+
 OPERATORS: dict[str, Operator] = {}
 """Operator type -> what computes it."""
 
@@ -39,7 +41,9 @@ def enter_elementwise() -> None:
         "Relu": torch.relu, "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Erf": torch.erf, "Exp": torch.exp,
         "Log": torch.log, "Sqrt": torch.sqrt, "Neg": torch.neg, "Abs": torch.abs, "Floor": torch.floor,
         "Ceil": torch.ceil, "Round": torch.round, "Reciprocal": torch.reciprocal, "Sin": torch.sin, "Cos": torch.cos,
-        "Sign": torch.sign, "Softplus": f.softplus, "Softsign": f.softsign, "Not": torch.logical_not,
+        "Sign": torch.sign, "Tan": torch.tan, "Atan": torch.atan, "Asin": torch.asin, "Acos": torch.acos,
+        "Sinh": torch.sinh, "Cosh": torch.cosh, "IsInf": torch.isinf,
+        "Softplus": f.softplus, "Softsign": f.softsign, "Not": torch.logical_not,
         "HardSwish": f.hardswish, "Mish": f.mish, "IsNaN": torch.isnan, "Identity": lambda x: x, "Dropout": lambda x: x,
     }  # fmt: skip
     two: dict[str, Callable[..., Any]] = {
@@ -64,7 +68,12 @@ def enter_elementwise() -> None:
         "Softmax": lambda x, a: f.softmax(x[0], a.get("axis", -1)),
         "LogSoftmax": lambda x, a: f.log_softmax(x[0], a.get("axis", -1)),
         "Mod": lambda x, a: torch.fmod(x[0], x[1]) if a.get("fmod", 0) else torch.remainder(x[0], x[1]),
-        "CumSum": lambda x, _a: torch.cumsum(x[0], int(x[1])),
+        "CumSum": lambda x, a: _running_sum(x[0], int(x[1]), a),
+        "Selu": lambda x, a: a.get("gamma", _SELU[1]) * f.elu(x[0], a.get("alpha", _SELU[0])),
+        "Celu": lambda x, a: f.celu(x[0], a.get("alpha", 1.0)),
+        "ThresholdedRelu": lambda x, a: torch.where(x[0] > a.get("alpha", 1.0), x[0], torch.zeros_like(x[0])),
+        "Swish": lambda x, a: x[0] * torch.sigmoid(a.get("alpha", 1.0) * x[0]),
+        "Mean": lambda x, _a: _fold(torch.add, x) / len(x),
         "Einsum": lambda x, a: torch.einsum(_text(a["equation"]), *x),
     }
     OPERATORS.update(more)
@@ -83,6 +92,13 @@ def _fold(function: Callable[[Any, Any], Any], values: Sequence[Any]) -> Any:
     for value in values[1:]:
         found = function(found, value)
     return found
+
+
+def _running_sum(x: torch.Tensor, axis: int, a: Attributes) -> Any:
+    found = x.flip(axis) if a.get("reverse", 0) else x
+    sums = found.cumsum(axis)
+    sums = sums - found if a.get("exclusive", 0) else sums
+    return sums.flip(axis) if a.get("reverse", 0) else sums
 
 
 def _prelu(x: torch.Tensor, slope: torch.Tensor) -> Any:
@@ -128,19 +144,25 @@ def _conv_transpose(x: list[Any], a: Attributes) -> Any:
 
     axes = x[1].dim() - 2
     pads = a.get("pads", [0] * (2 * axes))
-    if pads[:axes] != pads[axes:] or _text(a.get("auto_pad", "NOTSET")) != "NOTSET" or "output_shape" in a:
-        raise NotImplementedError("ConvTranspose with uneven pads")
+    if _text(a.get("auto_pad", "NOTSET")) != "NOTSET" or "output_shape" in a:
+        raise NotImplementedError("ConvTranspose with auto_pad or output_shape")
+    more = [max(end - begin, 0) for begin, end in zip(pads[:axes], pads[axes:], strict=True)]
+    less = [max(begin - end, 0) for begin, end in zip(pads[:axes], pads[axes:], strict=True)]
     convolve = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)[axes - 1]
-    return convolve(
+    found = convolve(
         x[0],
         x[1],
         x[2] if len(x) > 2 else None,  # noqa: PLR2004 - data, weight, bias
         stride=_sizes(a, "strides", axes),
-        padding=pads[:axes],
+        padding=[min(pair) for pair in zip(pads[:axes], pads[axes:], strict=True)],
         output_padding=a.get("output_padding", [0] * axes),
         groups=a.get("group", 1),
         dilation=_sizes(a, "dilations", axes),
     )
+    for axis in range(axes):  # what is padded more at one end is cut off there
+        if more[axis] or less[axis]:
+            found = found.narrow(axis + 2, less[axis], found.shape[axis + 2] - less[axis] - more[axis])
+    return found
 
 
 def _sizes(a: Attributes, name: str, axes: int) -> list[int]:
@@ -195,13 +217,26 @@ def _average_pool(x: list[Any], a: Attributes) -> Any:
     kernel = list(a["kernel_shape"])
     strides = _sizes(a, "strides", len(kernel))
     pads = _pads(a, x[0].shape[2:], kernel, strides, [1] * len(kernel))
-    if a.get("ceil_mode", 0) or _sizes(a, "dilations", len(kernel)) != [1] * len(kernel):
-        raise NotImplementedError("AveragePool with ceil_mode or dilations")
     pool = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)[len(kernel) - 1]
+    half = len(kernel)
+    if _sizes(a, "dilations", half) != [1] * half:
+        raise NotImplementedError("AveragePool with dilations")
+    if a.get("ceil_mode", 0):
+        if pads[:half] != pads[half:]:
+            raise NotImplementedError("AveragePool with ceil_mode and uneven pads")
+        counted = bool(a.get("count_include_pad", 0))
+        return pool(x[0], kernel, strides, pads[:half], ceil_mode=True, count_include_pad=counted)
     found = pool(_padded(x[0], pads), kernel, strides)
     if any(pads) and not a.get("count_include_pad", 0):
         found = found / pool(_padded(torch.ones_like(x[0]), pads), kernel, strides)
     return found
+
+
+@operator("LpPool")
+def _lp_pool(x: list[Any], a: Attributes) -> Any:
+    kernel, power = list(a["kernel_shape"]), a.get("p", 2)
+    plain = {key: value for key, value in a.items() if key != "p"} | {"count_include_pad": 1}
+    return (_average_pool([x[0].abs().pow(power)], plain) * math.prod(kernel)).pow(1 / power)
 
 
 @operator("GlobalAveragePool")
@@ -252,28 +287,3 @@ def _group_norm(x: list[Any], a: Attributes) -> Any:
         for value in x[1:]
     )
     return functional.group_norm(x[0], a["num_groups"], scale, bias, a.get("epsilon", 1e-5))
-
-
-_REDUCTIONS = {
-    "ReduceMean": lambda x, axes, keep: x.mean(axes, keepdim=keep),
-    "ReduceSum": lambda x, axes, keep: x.sum(axes, keepdim=keep),
-    "ReduceMax": lambda x, axes, keep: x.amax(axes, keepdim=keep),
-    "ReduceMin": lambda x, axes, keep: x.amin(axes, keepdim=keep),
-    "ReduceL1": lambda x, axes, keep: x.abs().sum(axes, keepdim=keep),
-    "ReduceL2": lambda x, axes, keep: x.pow(2).sum(axes, keepdim=keep).sqrt(),
-    "ReduceSumSquare": lambda x, axes, keep: x.pow(2).sum(axes, keepdim=keep),
-    "ReduceLogSumExp": lambda x, axes, keep: x.logsumexp(axes, keepdim=keep),
-}
-
-
-def _reduction(name: str) -> Operator:
-    def reduce(x: list[Any], a: Attributes) -> Any:
-        axes = x[1].tolist() if len(x) > 1 and x[1] is not None else a.get("axes", [])
-        if not axes and a.get("noop_with_empty_axes", 0):
-            return x[0]
-        return _REDUCTIONS[name](x[0], tuple(axes) or tuple(range(x[0].dim())), bool(a.get("keepdims", 1)))
-
-    return reduce
-
-
-OPERATORS |= {name: _reduction(name) for name in _REDUCTIONS}

@@ -207,38 +207,50 @@ def _trilu(x: list[Any], a: Attributes) -> Any:
     return torch.triu(x[0], offset) if a.get("upper", 1) else torch.tril(x[0], offset)
 
 
-@operator("DepthToSpace")
-def _depth_to_space(x: list[Any], a: Attributes) -> Any:
-    from torch.nn import functional
-
-    block, mode = a["blocksize"], a.get("mode", b"DCR")
-    if (mode.decode() if isinstance(mode, bytes) else mode) == "CRD":
-        return functional.pixel_shuffle(x[0], block)
-    count, channels, height, width = x[0].shape
-    parts = x[0].reshape(count, block, block, channels // block**2, height, width).permute(0, 3, 4, 1, 5, 2)
-    return parts.reshape(count, channels // block**2, height * block, width * block)
+@operator("ArgMin")
+def _arg_min(x: list[Any], a: Attributes) -> Any:
+    return x[0].argmin(a.get("axis", 0), keepdim=bool(a.get("keepdims", 1)))
 
 
-@operator("Resize")
-def _resize(x: list[Any], a: Attributes) -> Any:
-    from torch.nn import functional
+@operator("TopK")
+def _top_k(x: list[Any], a: Attributes) -> Any:
+    values, places = x[0].topk(int(x[1]), a.get("axis", -1), bool(a.get("largest", 1)), bool(a.get("sorted", 1)))
+    return values, places
 
-    mode, how, rounding = (
-        value.decode() if isinstance(value := a.get(key, default), bytes) else value
-        for key, default in (
-            ("mode", b"nearest"),
-            ("coordinate_transformation_mode", b"half_pixel"),
-            ("nearest_mode", b"round_prefer_floor"),
-        )
-    )
-    if len(x) > 3 and x[3] is not None and x[3].numel():  # noqa: PLR2004 - data, roi, scales, sizes
-        sizes = x[3].tolist()
-    else:
-        sizes = [int(size * scale) for size, scale in zip(x[0].shape, x[2].tolist(), strict=True)]
-    if sizes[:2] != list(x[0].shape[:2]):
-        raise NotImplementedError("Resize of batch or channels")
-    if mode == "nearest" and (how, rounding) == ("asymmetric", "floor"):
-        return functional.interpolate(x[0], size=sizes[2:], mode="nearest")
-    if mode == "linear" and how in {"half_pixel", "pytorch_half_pixel", "align_corners"} and x[0].dim() == 4:  # noqa: PLR2004
-        return functional.interpolate(x[0], size=sizes[2:], mode="bilinear", align_corners=how == "align_corners")
-    raise NotImplementedError(f"Resize {mode} {how} {rounding}")
+
+@operator("OneHot")
+def _one_hot(x: list[Any], a: Attributes) -> Any:
+    import torch
+
+    depth, (off, on) = int(x[1]), x[2]
+    axis = a.get("axis", -1)
+    places = x[0].long()
+    places = places + (places < 0) * depth
+    hit = places.unsqueeze(-1) == torch.arange(depth, device=places.device)
+    return torch.where(hit, on, off).movedim(-1, axis)
+
+
+_REDUCED = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+@operator("ScatterElements")
+def _scatter_elements(x: list[Any], a: Attributes) -> Any:
+    axis, how = a.get("axis", 0), _how(a)
+    places = x[1] + (x[1] < 0) * x[0].shape[axis]
+    if how == "none":
+        return x[0].scatter(axis, places, x[2])
+    return x[0].scatter_reduce(axis, places, x[2], _REDUCED[how])
+
+
+@operator("ScatterND")
+def _scatter_nd(x: list[Any], a: Attributes) -> Any:
+    how = _how(a)
+    if how not in ("none", "add"):
+        raise NotImplementedError(f"ScatterND {how}")
+    places = tuple(x[1].movedim(-1, 0))
+    return x[0].index_put(places, x[2].to(x[0].dtype), accumulate=how == "add")
+
+
+def _how(a: Attributes) -> str:
+    how = a.get("reduction", b"none")
+    return how.decode() if isinstance(how, bytes) else str(how)

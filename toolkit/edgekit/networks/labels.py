@@ -23,6 +23,11 @@ class Labels:
         self._why: Ids = np.ones(1, np.int64)
         self._reasons = ["", "it belongs to the data"]
 
+    @property
+    def count(self) -> int:
+        """Return how many labels there are: all are smaller."""
+        return len(self._parent)
+
     def fresh(self, count: int) -> Ids:
         """Return `count` new labels, each a class of its own."""
         first = len(self._parent)

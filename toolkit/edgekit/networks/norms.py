@@ -36,6 +36,22 @@ def hold_norms(module: torch.nn.Module) -> None:
         part.training = False
 
 
+LONE = "more than 1 value per channel"
+"""What torch says where a batch normalization would normalize one value by itself."""
+
+
+@contextmanager
+def held(module: torch.nn.Module) -> Iterator[None]:
+    """Let batch normalizations use their running statistics inside."""
+    modes = [(part, part.training) for part in norms_of(module)]
+    hold_norms(module)
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
 @contextmanager
 def settling(module: torch.nn.Module) -> Iterator[None]:
     """Estimate running statistics anew as the mean over what runs inside, everything else in evaluation mode."""

@@ -73,6 +73,7 @@ def load_pretrained(place: Path, architecture: str) -> tuple[Any, list[events.Fi
         "use_safetensors": True,
         "trust_remote_code": False,
         "output_loading_info": True,
+        "attn_implementation": "eager",  # some models choose their layers by it, once and for all
     }
     config = _config(place)
     model, info = _load(made, place, config, options)
@@ -87,8 +88,6 @@ def load_pretrained(place: Path, architecture: str) -> tuple[Any, list[events.Fi
             where=str(named[0]),
             remedy="Save the whole trained model, or correct `architectures` in config.json.",
         )
-    if hasattr(model, "set_attn_implementation") and getattr(config, "_attn_implementation", "eager") != "eager":
-        model.set_attn_implementation("eager")
     return model, _unused(sorted(info["unexpected_keys"]))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +14,8 @@ from edgekit.networks.child import Tell
 from edgekit.networks.coupled import Coupling, Slot
 from edgekit.networks.coupling import couple, trace_program
 from edgekit.networks.network import BATCH, Network
+from edgekit.networks.plain import make_plain, parametrized
+from edgekit.networks.prune_blame import culprits
 from edgekit.networks.prune_choice import NothingError, Options, chosen, nothing_goes
 from edgekit.networks.prune_config import from_config, rewritten
 from edgekit.networks.prune_cost import Rates, count_macs
@@ -24,6 +26,9 @@ from edgekit.networks.rebuild import rebuild
 from edgekit.networks.record import Change, changes_of, copy_file, read_record
 from edgekit.networks.saving import save_network
 from edgekit.numerics.importance import Floats, Places
+
+if TYPE_CHECKING:
+    import torch
 
 _NAMED = 20
 
@@ -133,6 +138,9 @@ def _prune_channels(
     sensitive: Callable[[Coupling], Mapping[Slot, Floats]] | None,
     done: Pruned,
 ) -> None:
+    if parametrized(network.module):
+        make_plain(network.module, {})
+        done.changes.append(Change(kind="plain"))
     coupling = couple(network, across_norms=options.across_norms)
     losses = sensitive(coupling) if sensitive and options.importance == "taylor" else {}
     done.findings += _kept_findings(coupling)
@@ -146,7 +154,7 @@ def _prune_channels(
         try:
             removal: Removal = remove(network, coupling, gone)
         except Refused as refused:
-            more = _measured(coupling, groups, refused.homes)
+            more = culprits(network, coupling, gone, _measured(coupling, groups, refused.homes))
             if not more:
                 raise UnsupportedError(refused.text, where=refused.where, remedy=_REMEDY) from None
             banned |= more
@@ -185,7 +193,7 @@ def _kept_findings(coupling: Coupling) -> list[events.Finding]:
     return [
         events.Finding(
             severity="warning",
-            node=text.rpartition(" in ")[2].strip("'"),
+            node=text.rpartition(" in '")[2].rstrip("'") if " in '" in text else "",
             rule="prune-unknown-operator",
             text=f"{text}: the {count} channels that reach it are kept",
         )
@@ -234,5 +242,11 @@ def _config(network: Network, folder: Path, done: Pruned) -> dict[str, Any] | No
     wanted = network.run(feed)
     with torch.no_grad():
         found = built(**feed, return_dict=True)
-    same = all(bool(torch.equal(value, found[name])) for name, value in wanted.items() if name in found)
+    shared = [(value, found[name]) for name, value in wanted.items() if name in found]
+    same = all(torch.equal(one.isnan(), two.isnan()) and torch.equal(*map(_filled, (one, two))) for one, two in shared)
     return config if same else None
+
+
+def _filled(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with zeros for NaN, which equals nothing."""
+    return value.masked_fill(value.isnan(), 0)

@@ -6,6 +6,7 @@ model is rebuilt.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 _REMEDY = "Remove the artifact: edgekit cache prune --all. The next build makes it again."
+
+_HELD = "holds_zeros"
 
 Kept = dict[str, dict[str, list[int]]]
 """Tensor of the state -> axis -> indices that are kept."""
@@ -53,8 +56,25 @@ def slice_tensors(module: torch.nn.Module, kept: Mapping[str, Mapping[str, list[
                 raise InputError(text, where="record.json: changes", remedy=_REMEDY)
             new = new.index_select(at, torch.tensor(indices, device=new.device))
         made = torch.nn.Parameter(new, old.requires_grad) if isinstance(old, torch.nn.Parameter) else new
+        if getattr(old, _HELD, False):
+            hold(made)
         for table, leaf in holders[id(old)]:
             table[leaf] = made
+    for part in module.modules():
+        if isinstance(part, torch.nn.RNNBase):  # it holds its weights in a list too
+            part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]  # noqa: SLF001
+
+
+def hold(weight: torch.Tensor) -> None:
+    """Let training leave the zeros of a parameter alone: their gradient is zero, also after the parameter is cut."""
+    held: Any = weight  # torch leaves this method without types
+    held.register_hook(lambda gradient: gradient * (held.detach() != 0))
+    setattr(held, _HELD, True)
+
+
+def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return every parameter and buffer by all its names, also the buffers that the state leaves out."""
+    return _tensors(module)[0]
 
 
 def _tensors(
@@ -106,10 +126,34 @@ def drop_layers(module: torch.nn.Module, details: dict[str, Any]) -> torch.nn.Mo
     made = type(layers)(chosen) if isinstance(layers, torch.nn.ModuleList) else type(layers)(*chosen)
     made.train(layers.training)
     parent, _, leaf = path.rpartition(".")
-    setattr(find(module, parent) if parent else module, leaf, made)
+    holder = find(module, parent) if parent else module
+    setattr(holder, leaf, made)
+    _cut_lists(holder, len(layers), kept)
     for number, (old, layer) in enumerate(zip(kept, chosen, strict=True)):
         for part in layer.modules():
             for name in ("layer_idx", "layer_id", "layer_index"):
                 if getattr(part, name, None) == old:
                     setattr(part, name, number)
     return module
+
+
+def _cut_lists(module: torch.nn.Module, count: int, kept: list[int]) -> None:
+    """Keep in the configurations of a module what they list layer by layer: kinds of attention, for one.
+
+    Configurations are replaced, not changed: others may hold them.
+    """
+    made: dict[int, Any] = {}
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if config is None or not hasattr(config, "__dict__"):
+            continue
+        if id(config) not in made:
+            listed = {
+                name: [value[index] for index in kept]
+                for name, value in vars(config).items()
+                if isinstance(value, list) and len(value) == count and name.endswith(("_types", "_layers"))
+            }
+            made[id(config)] = copy.copy(config) if listed else config
+            vars(made[id(config)]).update(listed)
+        if made[id(config)] is not config:
+            part.config = made[id(config)]

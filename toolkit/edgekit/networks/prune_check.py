@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgekit.networks.coupled import Slot
 from edgekit.networks.network import Network
+from edgekit.networks.prune_apply import tensors_of
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +44,7 @@ def unread(module: torch.nn.Module, reads: Mapping[Slot, Sequence[int]]) -> Iter
     """Put zeros where weights read the given indices; the values come back afterwards."""
     import torch
 
-    state = module.state_dict(keep_vars=True)
+    state = tensors_of(module)
     saved = []
     with torch.no_grad():
         for slot, indices in reads.items():
@@ -103,7 +104,10 @@ def _varied(value: torch.Tensor) -> torch.Tensor:
 
 
 def difference(wanted: Outputs, found: Outputs) -> float:
-    """Return the largest difference relative to an output's largest magnitude; infinite where shapes differ."""
+    """Return the largest difference relative to an output's largest magnitude; infinite where shapes differ.
+
+    Values that are not finite must be the same on both sides: some models give NaN for padding.
+    """
     worst = 0.0
     for one, other in zip(wanted, found, strict=True):
         if one.keys() != other.keys():
@@ -111,9 +115,12 @@ def difference(wanted: Outputs, found: Outputs) -> float:
         for name, value in one.items():
             if value.shape != other[name].shape:
                 return float("inf")
-            apart = (value.double() - other[name].double()).abs().max().item() if value.numel() else 0.0
-            scale = value.double().abs().max().item() if value.numel() else 0.0
-            worst = max(worst, apart / scale if scale else float(apart > 0))
-            if apart != apart:  # noqa: PLR0124 - not a number
+            one_side, two = value.double(), other[name].double()
+            alike = (one_side == two) | (one_side.isnan() & two.isnan())  # infinities and NaN may be the network's own
+            if not bool((alike | (one_side.isfinite() & two.isfinite())).all()):
                 return float("inf")
+            apart = (one_side - two).abs().masked_fill(alike, 0).max().item() if value.numel() else 0.0
+            finite = one_side[one_side.isfinite()]
+            scale = finite.abs().max().item() if finite.numel() else 0.0
+            worst = max(worst, apart / scale if scale else float(apart > 0))
     return worst

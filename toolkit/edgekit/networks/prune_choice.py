@@ -12,6 +12,7 @@ import numpy as np
 from edgekit.errors import UnsupportedError
 from edgekit.networks.coupled import Coupling, Slot
 from edgekit.networks.network import Network
+from edgekit.networks.prune_apply import tensors_of
 from edgekit.networks.prune_cost import Rates, channel_cost, macs_after
 from edgekit.networks.prune_groups import Group, Importance, scores_of
 from edgekit.numerics.importance import Candidates, Floats, Places, choose
@@ -48,7 +49,7 @@ def chosen(
     losses: Mapping[Slot, Floats],
 ) -> list[tuple[Group, Places]]:
     """Choose which channels go: over all groups at once, or the same share of every group."""
-    state = network.module.state_dict()
+    state = {name: value.detach() for name, value in tensors_of(network.module).items()}
     norms = _batch_norms(network)
 
     def scores(group: Group) -> Floats:
@@ -114,14 +115,19 @@ def nothing_goes(
 ) -> NothingError:
     """Say why nothing can go, by name."""
     if not groups:
+        other = "the network does not run without some of it" if banned else "it is to be left alone"
         reasons = [
-            f"'{slot.tensor}': {coupling.labels.reason(int(coupling.axes[slot][0])) or 'it is to be left alone'}"
+            f"'{slot.tensor}': {coupling.labels.reason(int(coupling.axes[slot][0])) or other}"
             for slot in sorted(coupling.makes)[:3]
         ]
         text = "no channel of the network may go: " + ("; ".join(reasons) or "it has no layer that is understood")
         if banned:
             text += f"; sizes in the code keep {', '.join(banned[:3])}"
-        return NothingError(text, where=type(network.module).__name__, remedy="Leave the pruning stage out.")
+        normed = any(word in text for word in ("normalizes over it", "mean reduces over it", "norm reduces over it"))
+        remedy = (
+            "Set across_norms = true, or leave the pruning stage out." if normed else "Leave the pruning stage out."
+        )
+        return NothingError(text, where=type(network.module).__name__, remedy=remedy)
     widest = max(groups, key=lambda group: group.size)
     return NothingError(
         f"ratio {options.ratio} would empty layers or break the multiple of {options.multiple}: the widest, "

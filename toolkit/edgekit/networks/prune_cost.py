@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,6 +14,12 @@ from edgekit.numerics.importance import Places
 
 if TYPE_CHECKING:
     import torch
+
+
+_RECURRENT = frozenset(
+    f"{kind}{ending}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for ending in ("", "_cell")
+)
+"""Operators of recurrent layers and cells."""
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +86,9 @@ def count_macs(program: torch.export.ExportedProgram) -> int:
     total = 0
     for node in program.graph.nodes:
         value = node.meta.get("val") if node.op == "call_function" else None
+        if value is not None and name_of(node) in _RECURRENT:
+            total += _recurrent_macs(node)
+            continue
         shapes = [_shape(argument) for argument in node.args if _shape(argument)]
         if value is None or not hasattr(value, "shape") or len(shapes) < 2:  # noqa: PLR2004 - a product has two sides
             continue
@@ -96,6 +105,13 @@ def count_macs(program: torch.export.ExportedProgram) -> int:
             query, key = shapes[0], shapes[1]
             total += _size(query[:-1]) * key[-2] * (query[-1] + int(value.shape[-1]))
     return total
+
+
+def _recurrent_macs(node: torch.fx.Node) -> int:
+    """Count what recurrent layers or one cell multiply: every matrix once a step and sample."""
+    given: Sequence[Any] = node.args[2:4] if name_of(node).endswith("_cell") else node.args[2]  # type: ignore[assignment]
+    matrices = [_shape(weight) for weight in given if len(_shape(weight)) == 2]  # noqa: PLR2004 - biases are vectors
+    return _size(_shape(node.args[0])[:-1]) * sum(map(_size, matrices))
 
 
 def _shape(argument: object) -> tuple[int, ...]:

@@ -19,7 +19,12 @@ MOST = 64
 
 _OWN = {
     ("weight", 0): ("out_features", "num_features", "num_channels", "num_parameters", "num_embeddings"),
-    ("weight", 1): ("in_features", "embedding_dim"),
+    ("weight", 1): ("in_features", "embedding_dim", "in1_features"),
+    ("weight", 2): ("in2_features",),
+    ("weight_ih", 1): ("input_size",),
+    ("weight_hh", 1): ("hidden_size",),
+    ("weight_ih_l0", 1): ("input_size",),
+    ("weight_hh_l0", 1): ("hidden_size",),
     ("running_mean", 0): ("num_features",),
 }
 """Attributes of torch's layers that say the length of an axis of a tensor of theirs."""

@@ -12,7 +12,7 @@ import numpy as np
 from edgekit.errors import UnsupportedError
 from edgekit.networks.coupled import Coupling, Slot
 from edgekit.networks.network import Network
-from edgekit.networks.prune_apply import Kept, Numbers, set_numbers, slice_tensors
+from edgekit.networks.prune_apply import Kept, Numbers, set_numbers, slice_tensors, tensors_of
 from edgekit.networks.prune_check import TOLERANCE, Outputs, Snapshot, difference, doubled, run_all, unread
 from edgekit.networks.prune_groups import Group
 from edgekit.networks.prune_numbers import gone_labels, guesses, own_numbers
@@ -54,8 +54,8 @@ def remove(network: Network, coupling: Coupling, gone: Sequence[tuple[Group, Pla
         gone: groups and the channels that go from each.
 
     Raises:
-        Refused: no attribute of its modules makes its code fit the smaller tensors; `homes` are the modules.
-        UnsupportedError: it runs, and computes something else.
+        Refused: no attribute of its modules makes its code fit the smaller tensors, or it runs and computes something
+            else; `homes` are the modules with sizes in their code.
     """
     kept, reads = kept_of(coupling, gone)
     exact = all(group.exact for group, _ in gone)
@@ -123,18 +123,30 @@ def _fit(
     homes = _homes(coupling, kept)
     where = ", ".join(home or type(module).__name__ for home in homes[:3]) or type(module).__name__
     if best < float("inf"):
-        raise UnsupportedError(
-            f"without the channels it computes something else: {best:.2g} apart, at most {limit:.0e} is rounding",
-            where=where,
-            remedy="Leave its layers out: skip = [...] of the stage prune-channels. Please report the model.",
-        )
+        text = f"without the channels it computes something else: {best:.2g} apart, at most {limit:.0e} is rounding"
+        raise Refused(text, homes, where)
     raise Refused(f"the code has a size that no attribute holds ({reason})", homes, where)
 
 
+def can_go(network: Network, coupling: Coupling, gone: Sequence[tuple[Group, Places]]) -> bool:
+    """Say whether channels could be removed; the network stays as it is."""
+    snapshot = Snapshot(network.module)
+    kinds = [(value, value.dtype) for value in tensors_of(network.module).values()]
+    try:
+        remove(network, coupling, gone)
+    except Refused:
+        return False
+    finally:
+        snapshot.restore()
+        for value, kind in kinds:  # those that were cut are still as wide as they were compared
+            value.data = value.data.to(kind)
+    return True
+
+
 def _alike(wanted: Outputs, found: Outputs) -> bool:
-    """Say whether outputs have the shapes they had, and are finite."""
+    """Say whether outputs have the shapes they had, and are finite where they were."""
     pairs = [(value, two[name]) for one, two in zip(wanted, found, strict=True) for name, value in one.items()]
-    return all(a.shape == b.shape and bool(b.isfinite().all()) for a, b in pairs)
+    return all(a.shape == b.shape and bool((b.isfinite() | ~a.isfinite()).all()) for a, b in pairs)
 
 
 def _homes(coupling: Coupling, kept: Kept) -> list[str]:

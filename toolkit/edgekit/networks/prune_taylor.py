@@ -14,6 +14,7 @@ from edgekit.networks.feeds import Feeds
 from edgekit.networks.finetune import check_inputs
 from edgekit.networks.goal import make_goal
 from edgekit.networks.network import Network, evaluating
+from edgekit.networks.prune_apply import tensors_of
 from edgekit.networks.train import runner_of
 from edgekit.numerics.importance import Floats, taylor
 
@@ -41,7 +42,7 @@ def sensitivities(network: Network, coupling: Coupling, arguments: dict[str, Any
     runner = runner_of(network)
     check_inputs(network, feeds)
     goal = make_goal(runner, feeds, {"teacher": None, "labels": []}, tell)
-    state = network.module.state_dict(keep_vars=True)
+    state = tensors_of(network.module)
     plan = feeds.epoch(1)[:BATCHES]
     slots = sorted(coupling.makes | coupling.reads)
     found: dict[Slot, Floats] = {slot: np.zeros((len(plan), len(coupling.axes[slot]))) for slot in slots}

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from edgekit import events
 from edgekit.errors import InputError, UnsupportedError
 from edgekit.networks.child import Tell
+from edgekit.networks.plain import make_plain, parametrized
+from edgekit.networks.prune_apply import hold
 from edgekit.networks.prune_groups import skipped
 from edgekit.networks.rebuild import rebuild
 from edgekit.networks.record import Change
@@ -40,6 +42,8 @@ def sparsify(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     torch.set_num_threads(int(arguments["threads"]))
     folder, out = Path(arguments["folder"]), Path(arguments["out"])
     network = rebuild(folder, shapes=arguments["shapes"], dtypes=arguments["dtypes"])
+    changes = [Change(kind="plain")] if parametrized(network.module) else []
+    make_plain(network.module, {})
     if network.program is not None:
         raise UnsupportedError(
             "an exported program does not say which of its tensors are weights of layers",
@@ -58,7 +62,8 @@ def sparsify(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
     with torch.no_grad():
         for name, (weight, _) in found.items():
             weight.mul_(torch.from_numpy(masks[name]).to(weight.dtype))
-    save_network(network.module, folder, out, (Change(kind="zeros", details={"tensors": sorted(found)}),))
+    changes.append(Change(kind="zeros", details={"tensors": sorted(found)}))
+    save_network(network.module, folder, out, tuple(changes))
     tell(events.Progress(label="sparsify", done=1, total=1))
     zeros = {name: float((weight == 0).float().mean()) for name, (weight, _) in found.items()}
     total = sum(value.numel() for value in network.module.parameters())
@@ -142,10 +147,5 @@ def hold_zeros(module: torch.nn.Module, details: dict[str, Any]) -> torch.nn.Mod
         if name not in named:
             remedy = "Remove the artifact: edgekit cache prune --all. The next build makes it again."
             raise InputError(f"no tensor '{name}' in the model", where="record.json: changes", remedy=remedy)
-        weight: Any = named[name]  # torch leaves this method without types
-        weight.register_hook(_masked(weight))
+        hold(named[name])
     return module
-
-
-def _masked(weight: torch.Tensor) -> Any:
-    return lambda gradient: gradient * (weight.detach() != 0)

@@ -21,6 +21,7 @@ from edgekit.networks.feeds import Batch, Feeds
 from edgekit.networks.goal import Goal, make_goal
 from edgekit.networks.graph_floats import start_between
 from edgekit.networks.graph_module import GraphModule, graph_module
+from edgekit.networks.graph_zeros import hold_zeros
 from edgekit.networks.oscillation import watch
 from edgekit.networks.schedule import Fitted, Schedule
 from edgekit.networks.train import Forward, Loss, Tensors, fit, outputs_of
@@ -45,7 +46,8 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
         arguments: `folder` (of the quantized graph), `feeds`, `scratch`, `result` (a folder), `threads`, `seed`,
             `labels`, `teacher`, `epochs`, `batch`, `rate`, `patience`, `alpha`, `temperature`, `pull` (the largest
             lambda), `learn_scales`, `bits` (of int8 weights), `block_kernels` (see `GraphModule`), `floats` (path of a
-            float graph that weights start from, see `start_between`; or empty).
+            float graph that weights start from, see `start_between`; or empty), `zeros` (whether weights that are zero
+            stay so).
         tell: gets progress and findings.
 
     Returns:
@@ -72,6 +74,7 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
         raise UnsupportedError("the graph has no integer weights to train", where=MAIN, remedy=remedy)
     floats = arguments["floats"]
     between = start_between(module, Path(floats)) if floats else frozenset[int]()
+    held = hold_zeros(module) if arguments.get("zeros") else 0
     feeds = Feeds(Path(arguments["feeds"]), seed=int(arguments["seed"]), batch=int(arguments["batch"]))
     goal = make_goal(module, feeds, arguments, tell)
     oscillation = watch(module)
@@ -113,6 +116,7 @@ def train_quantized(arguments: dict[str, Any], tell: Tell) -> dict[str, Any]:
             "scales": len(module.scale_names),
             "matrices": len(module.latents),
             "from_floats": len(between),
+            "zeros_held": held,
         },
         "findings": [msgspec.to_builtins(finding) for finding in (*goal.findings, *_nothing_gained(fitted))],
     }

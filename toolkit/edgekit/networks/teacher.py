@@ -109,9 +109,7 @@ def _torch_run(network: Network) -> Run:
     import torch
 
     def run(feed: dict[str, Array]) -> dict[str, Array]:
-        missing = sorted(set(network.examples) - set(feed))
-        if missing:
-            raise InputError(f"the teacher takes {', '.join(missing)} too", where="teacher", remedy=_SAME)
+        feed = _renamed(feed, list(network.examples))
         device = next((parameter.device for parameter in network.module.parameters()), None)
         tensors = {name: torch.from_numpy(feed[name]).to(device) for name in network.examples}
         try:
@@ -135,22 +133,38 @@ def _onnx_run(folder: Path) -> Run:
     fixed = first.pop() if len(first) == 1 else None
 
     def run(feed: dict[str, Array]) -> dict[str, Array]:
-        missing = sorted(set(inputs) - set(feed))
-        if missing:
-            raise InputError(f"the teacher takes {', '.join(missing)} too", where="teacher", remedy=_SAME)
+        feed = _renamed(feed, inputs)
         try:
             count = len(feed[inputs[0]])
             rows = fixed if isinstance(fixed, int) else count
             parts = [
-                session.run(names, {name: feed[name][start : start + rows] for name in inputs})
+                session.run(names, {name: _filled(feed[name][start : start + rows], rows) for name in inputs})
                 for start in range(0, count, rows)
             ]
-            found = [np.concatenate(column) for column in zip(*parts, strict=True)] if len(parts) > 1 else parts[0]
+            more = rows * len(parts)  # so many samples ran, some of them twice
+            found = [np.concatenate(column) if len(parts) > 1 else column[0] for column in zip(*parts, strict=True)]
+            found = [value[: len(value) * count // more] if value.ndim else value for value in found]
         except Exception as error:
             raise _refused(error) from error
         return {name: value for name, value in zip(names, found, strict=True) if value.dtype.kind == "f"}
 
     return run
+
+
+def _renamed(feed: dict[str, Array], inputs: list[str]) -> dict[str, Array]:
+    """Return a feed under the teacher's names; one input of each is the same, whatever it is called."""
+    missing = sorted(set(inputs) - set(feed))
+    if missing and len(inputs) == len(feed) == 1:
+        return {inputs[0]: next(iter(feed.values()))}
+    if missing:
+        raise InputError(f"the teacher takes {', '.join(missing)} too", where="teacher", remedy=_SAME)
+    return feed
+
+
+def _filled(array: Array, rows: int) -> Array:
+    """Repeat the last sample until there are as many as a fixed batch has."""
+    missing = rows - len(array)
+    return np.concatenate([array, np.repeat(array[-1:], missing, 0)]) if missing else array
 
 
 def _refused(error: Exception) -> InputError:

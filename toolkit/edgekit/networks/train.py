@@ -21,7 +21,7 @@ from edgekit.networks.faults import check_finite, name_fault
 from edgekit.networks.feeds import Batch, Feeds
 from edgekit.networks.layout import channels_last, takes_channels_last
 from edgekit.networks.network import Network, evaluating, flatten
-from edgekit.networks.norms import hold_norms, norms_of, restore, running, settling, statistics
+from edgekit.networks.norms import LONE, held, hold_norms, norms_of, restore, running, settling, statistics
 from edgekit.networks.repeatable import deterministic, seed_all
 from edgekit.networks.schedule import Fitted, Schedule, share_of_rate
 from edgekit.networks.team import Team
@@ -125,6 +125,9 @@ class _Run:
 
         self.accelerator = Accelerator(cpu=not torch.cuda.is_available())
         self.team = Team(self.accelerator)
+        if not groups:
+            remedy = "Set `requires_grad` of the parameters that are to be trained."
+            raise InputError("no parameter of the network is trained", where="requires_grad", remedy=remedy)
         self.peaks = [float(group["lr"]) for group in groups]
         optimizer = torch.optim.AdamW(groups)
         self.module.to(self.accelerator.device)
@@ -224,6 +227,9 @@ class _Run:
         told = {name: float(term.detach()) for name, term in terms.items()}
         if not math.isfinite(found):
             return told, name_fault(self.module, self._forward, feed, f"{where}: the loss is {found}")
+        if not value.requires_grad:
+            remedy = "Leave out `detach`, `no_grad` and operators without a gradient (argmax) behind what is trained."
+            raise InputError("the loss depends on no parameter that is trained", where="loss", remedy=remedy)
         self.accelerator.backward(value)
         try:
             check_finite(self.module, where)
@@ -263,7 +269,14 @@ class _Run:
         return found / samples_seen
 
     def _forward(self, feed: Tensors) -> Tensors:
-        outputs: Tensors = self.module(feed)
+        outputs: Tensors
+        try:
+            outputs = self.module(feed)
+        except ValueError as error:
+            if LONE not in str(error):
+                raise
+            with held(self.module):  # a batch of one value a channel has no statistics of its own
+                outputs = self.module(feed)
         return outputs
 
     def _feed(self, batch: Batch) -> Tensors:

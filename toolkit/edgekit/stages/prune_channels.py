@@ -34,7 +34,8 @@ class PruneChannels:
         multiple: numbers of channels stay multiples of it; 0: what the profile says.
         least: so many channels (or groups of heads) stay at least.
         layers: so many whole layers go too, those that change least what they are given.
-        across_norms: also channels that LayerNorm normalizes over, though the others change without them.
+        across_norms: also channels that LayerNorm normalizes over, or a norm made of means, though the others change
+            without them.
         uniform: layers of a transformer that are alike lose equally many, so that `config.json` can say it; None: for
             models of transformers.
         skip: names of modules or tensors, with wildcards, whose channels stay.
@@ -43,7 +44,7 @@ class PruneChannels:
     """
 
     name: ClassVar[str] = "prune-channels"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     takes: ClassVar[frozenset[str]] = frozenset({"torch"})
     makes: ClassVar[str] = "torch"
     needs: ClassVar[frozenset[str]] = frozenset()

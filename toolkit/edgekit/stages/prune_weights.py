@@ -33,7 +33,7 @@ class PruneWeights:
     """
 
     name: ClassVar[str] = "prune-weights"
-    revision: ClassVar[int] = 1
+    revision: ClassVar[int] = 2
     takes: ClassVar[frozenset[str]] = frozenset({"torch"})
     makes: ClassVar[str] = "torch"
     needs: ClassVar[frozenset[str]] = frozenset()

@@ -51,7 +51,7 @@ class QuantizeAwareTrain:
     """
 
     name: ClassVar[str] = "quantize-aware-train"
-    revision: ClassVar[int] = 2
+    revision: ClassVar[int] = 3
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset({"data", "training", "original", "dialect"})
@@ -80,8 +80,9 @@ class QuantizeAwareTrain:
         """Write the trained graph; see `Stage.run`.
 
         Facts: `qat`: `training` (see the stage `finetune`), `oscillation` (`rate`, `share` of weights that go back and
-        forth, `moved`), `trained` (counts; `from_floats`: matrices whose floats the original still holds), `matches`
-        (how near the written graph is to what was trained, in onnxruntime: `sqnr_db`, `argmax`, `samples`;
+        forth, `moved`), `trained` (counts; `from_floats`: matrices whose floats the original still holds;
+        `zeros_held`: weights that stay zero, as prune-weights left them), `matches` (how near
+        the written graph is to what was trained, in onnxruntime: `sqnr_db`, `argmax`, `samples`;
         `runtime_db`: how near onnxruntime is to itself, fused and not).
 
         Raises:
@@ -116,6 +117,7 @@ class QuantizeAwareTrain:
             "block_kernels": inputs.dialect.block_kernels if inputs.dialect.name == _HERE else (),
             "floats": _floats(inputs),
             "bits": inputs.dialect.weight_bits,
+            "zeros": any(step.stage == "prune-weights" for step in inputs.artifact.lineage),
             **{key: getattr(self, key) for key in numbers},
         }
         environment = environment_of(inputs.teacher[0])
