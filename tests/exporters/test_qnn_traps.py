@@ -197,6 +197,40 @@ def test_4_the_fusion_that_an_erf_needs_is_named_for_the_plan_and_a_bare_one_is_
     assert "bell" in {finding.node for finding in errors(bare, tmp_path / "bare")}
 
 
+WIDE, FLAT = [1, 16, 8, 8], [1, 16, 1, 1]
+GROUPS = {"g": kinds.normal(2, 16), "o": kinds.normal(3, 16)}
+AXES = {"axes": np.array([2, 3])}
+FUNCTIONS = {  # operator -> opset, the shape of its output, constants behind its input, attributes
+    "Mish": (18, WIDE, {}, {}),
+    "Celu": (17, WIDE, {}, {"alpha": 0.7}),
+    "Shrink": (18, WIDE, {}, {"lambd": 0.2}),
+    "Softsign": (18, WIDE, {}, {}),
+    "GroupNormalization": (21, WIDE, GROUPS, {"num_groups": 4}),
+    "ReduceL1": (18, FLAT, AXES, {}),
+    "ReduceLogSumExp": (18, FLAT, AXES, {}),
+    "ReduceSumSquare": (18, FLAT, AXES, {}),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_that_the_htp_has_not_are_written_out(name, tmp_path):
+    """Behind a convolution, in integers: what stands in the plan makes a graph of it that the compiler takes whole."""
+    opset, shape, constants, attributes = FUNCTIONS[name]
+    nodes = [
+        node("Conv", ["in", "w"], ["x"], name="conv"),
+        node(name, ["x", *constants], ["y"], name="function", **attributes),
+    ]
+    weights = {"w": kinds.normal(0, 16, 3, 1, 1), **constants}
+    model = kinds.build(nodes, [value("in", [1, 3, 8, 8])], [value("y", shape)], weights, opset=opset)
+    (first,) = [spec for spec in EXPORTER.prepare(PHONE) if spec.name == "expand"]
+    written = run_stage(make_stage(first.name, first.options, "test"), model, tmp_path / "written", profile=PHONE)[1]
+    assert name not in {one.op_type for one in written.graph.node}
+    stage = make_stage("simplify", {}, "test")
+    simple = run_stage(stage, written, tmp_path / "simple", profile=PHONE)[1]
+    made = quantized_by_us(simple, (1, 3, 8, 8), "w8a8", tmp_path / "quantized")
+    assert errors(made, tmp_path / "made") == []
+
+
 @pytest.mark.parametrize("name", ["qcs6490", "qcm6690", "snapdragon-888"])
 def test_5_a_float_product_alone_does_not_slip_to_the_cpu_of_a_chip_without_floats(name, tmp_path):
     model = kinds.build(

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edgekit.errors import UnsupportedError
-from edgekit.graphs.lower import lower_opset
+from edgekit.graphs.lower import expand, lower_opset
 from graph_models import FLOAT, floats, model, node, rules, take_in, value
 
 
@@ -187,3 +187,14 @@ def signed_network():
     weights = np.random.default_rng(0).integers(-127, 127, (4, 3, 3, 3)).astype(np.int8)
     constants = {"w": weights, "s": np.float32(0.05), "shape": np.array([1, 4, 36]), "z": np.int8(0)}
     return graph(nodes, {"x": [1, 3, 8, 8]}, {"y": [1, 36, 4]}, constants, opset=21)
+
+
+def test_functions_are_written_out_where_the_opset_has_them():
+    found, nodes = expand(one("Softsign", {"x": ["n", 8]}, ["n", 8], opset=18), ["Softsign", "Relu"])
+    assert nodes == ["only"]
+    assert "Softsign" not in {made.op_type for made in found.graph.node}
+    x = floats(2, 8)
+    np.testing.assert_allclose(run(found, {"x": x}), x / (1 + np.abs(x)), rtol=1e-6)
+    found, nodes = expand(one("Softsign", {"x": ["n", 8]}, ["n", 8], opset=13), ["Softsign"])
+    assert nodes == []
+    assert [made.op_type for made in found.graph.node] == ["Softsign"]

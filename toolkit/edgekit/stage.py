@@ -24,6 +24,7 @@ STAGES = {
     "distill": "edgekit.stages.distill:Distill",
     "capture": "edgekit.stages.capture:Capture",
     "freeze-shapes": "edgekit.stages.freeze_shapes:FreezeShapes",
+    "expand": "edgekit.stages.expand:Expand",
     "fuse-gelu": "edgekit.stages.fuse_gelu:FuseGelu",
     "split-clips": "edgekit.stages.split_clips:SplitClips",
     "simplify": "edgekit.stages.simplify:Simplify",

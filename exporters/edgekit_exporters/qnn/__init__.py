@@ -47,6 +47,13 @@ _CARRY = (
 )
 
 
+_WRITTEN_OUT = (
+    *("Mish", "Celu", "Shrink", "Softsign", "GroupNormalization"),
+    *("ReduceL1", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"),
+)
+"""Functions of ONNX that the HTP has no kernels for, with integers at least."""
+
+
 class QnnExporter:
     """Settings of a profile (table `htp`).
 
@@ -85,10 +92,15 @@ class QnnExporter:
     def prepare(self, profile: Profile) -> tuple[StageSpec, ...]:
         """Name what the HTP wants: GELUs fused, since it has no Erf, and Clips from other than 0 split.
 
-        In a quantized graph its compiler (2.51) fuses no GELU itself, and takes 0 for the lower bound of a Clip.
+        In a quantized graph its compiler (2.51) fuses no GELU itself, and takes 0 for the lower bound of a Clip. What
+        it has no kernels for and ONNX defines by other operators is written so.
         """
         del profile
-        return (StageSpec(name="fuse-gelu", options={}), StageSpec(name="split-clips", options={}))
+        return (
+            StageSpec(name="expand", options={"operators": _WRITTEN_OUT}),
+            StageSpec(name="fuse-gelu", options={}),
+            StageSpec(name="split-clips", options={}),
+        )
 
     def lint(self, artifact: Artifact, folder: Path, profile: Profile) -> list[Finding]:
         """Say what the HTP refuses: rules first, then Qualcomm's compiler itself, when it is installed."""

@@ -1,8 +1,9 @@
-"""Writing a graph in an older operator set: what a device's runtime reads is often older than what exporters write."""
+"""Writing a graph in an older operator set, or without some operators: runtimes read less than exporters write."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from edgekit.errors import UnsupportedError
@@ -64,6 +65,32 @@ def lower_opset(model: onnx.ModelProto, limit: int) -> onnx.ModelProto:
     return lowered
 
 
+def expand(model: onnx.ModelProto, operators: Iterable[str]) -> tuple[onnx.ModelProto, list[str]]:
+    """Write some operators as those that ONNX defines them by; return the model and the names of these nodes.
+
+    Args:
+        model: a whole model, checked; it is not changed.
+        operators: names of standard operators. Those that are no functions in the model's opset stay (some are
+            from opset 18 on).
+    """
+    wanted, opset = set(operators), opset_of(model)
+    made: Any = type(model)()
+    made.CopyFrom(model)
+    nodes = [node for node in _standard(made) if node.op_type in wanted and _is_function(_schema(node.op_type, opset))]
+    if not nodes:
+        return made, []
+    names = [node.name for node in nodes]
+    made = _written_out(made, nodes, opset)
+    left = {node.name for node in _standard(made) if node.op_type in wanted}
+    name_nodes(made)
+    sort_nodes(made.graph)
+    return made, [name for name in names if name not in left]
+
+
+def _is_function(schema: Any) -> bool:  # onnx's type stubs do not know all of it
+    return schema is not None and bool(schema.has_function or schema.has_context_dependent_function)
+
+
 def _written_out(model: onnx.ModelProto, nodes: list[onnx.NodeProto], opset: int) -> Any:
     """Replace every node of the operators of some nodes by what its operator is defined as."""
     from onnx import helper, inliner, shape_inference
@@ -98,9 +125,7 @@ def _is_apart(node: onnx.NodeProto, before: int, limit: int) -> bool:
     """Say whether a node must be written as other ones: its operator is newer, or meant something else."""
     if limit < _CHANGED_MEANING.get(node.op_type, 0) <= before:
         return True
-    schema: Any = _schema(node.op_type, before)  # onnx's type stubs do not know all of it
-    is_function = schema is not None and (schema.has_function or schema.has_context_dependent_function)
-    return is_function and _fault(node, before, limit) is not None
+    return _is_function(_schema(node.op_type, before)) and _fault(node, before, limit) is not None
 
 
 def _lower(node: onnx.NodeProto, before: int, limit: int) -> None:

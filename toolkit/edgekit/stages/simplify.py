@@ -13,7 +13,7 @@ import msgspec
 
 from edgekit.artifact import MAIN
 from edgekit.data import Feed
-from edgekit.errors import EdgekitError, InputError, UnsupportedError, UsageError, did_you_mean
+from edgekit.errors import EdgekitError, InputError, UsageError, did_you_mean
 from edgekit.events import Finding, Progress
 from edgekit.graphs.child import run_task
 from edgekit.graphs.companions import copy_companions
@@ -22,6 +22,7 @@ from edgekit.graphs.edit import load_model, name_nodes, opset_of, save_model
 from edgekit.graphs.freeze import record_shapes
 from edgekit.graphs.lower import lower_opset
 from edgekit.graphs.merge import fold_batch_norm, merge_consecutive, merge_parallel
+from edgekit.graphs.rank import merge_axes
 from edgekit.graphs.saving import copy_model, model_bytes
 from edgekit.graphs.shapes import analyze
 from edgekit.graphs.slim import patterns
@@ -46,7 +47,8 @@ _MAX_BLAMED = 4
 class Simplify:
     """Fold constants, drop what is dead or double, fold batch norms and merge linear layers where that saves work.
 
-    A graph of a newer opset than the device's runtime reads is written in the newest that it does.
+    A graph of a newer opset than the device's runtime reads is written in the newest that it does, and where a
+    Transpose between Reshapes has more axes than that takes, those that stay together are merged.
 
     Attributes:
         rewrites: False only folds constants and drops dead nodes.
@@ -121,7 +123,7 @@ class _Work:
                 "simplify-unchecked", self.file, f"nothing was rewritten, because nothing can be run: {error.text}"
             )
         else:
-            self.lower()
+            self.fit()
             if "onnxslim" not in self.options.skip:
                 self.slim()
             if self.fuse:
@@ -134,25 +136,24 @@ class _Work:
             "not_applied": self.without,
         }
 
-    def lower(self) -> None:
-        """Write the graph in the newest opset that the device's runtime reads, where its own is newer."""
-        model, limit = load_model(self.best), self.inputs.profile.graph.max_opset
-        if opset_of(model) <= limit:
-            return
-        target = self.fresh()
-        try:
-            save_model(lower_opset(model, limit), target, source=self.best.parent)
-        except UnsupportedError as error:
-            self.tell("opset-not-lowered", error.where, error.text)
-            return
-        agreement = self.compared(target)
-        if agreement is None or not agreement.same:
-            self.undo("lower-opset", agreement)
-            return
-        self.done["lower-opset"] = _operators(self.best).total() - _operators(target).total()
-        self.best = target
-        text = f"opset {opset_of(model)} was lowered to {limit}, which the device's runtime reads; results agree"
-        self.findings.append(Finding(severity="note", node="", rule="opset-lowered", text=text))
+    def fit(self) -> None:
+        """Bring the graph within what the device's runtime reads: the opset, and the axes of a tensor."""
+        graph = self.inputs.profile.graph
+        before = opset_of(load_model(self.best))
+
+        def lower(model: onnx.ModelProto) -> int:
+            if before > graph.max_opset:
+                model.CopyFrom(lower_opset(model, graph.max_opset))
+            return max(before - graph.max_opset, 0)
+
+        def merge(model: onnx.ModelProto) -> int:
+            folder = self.best.parent
+            return merge_axes(model, folder, analyze(model, folder), graph.max_rank)
+
+        if self.edit("lower-opset", lower, needed=True):
+            text = f"opset {before} was lowered to {graph.max_opset}, which the device's runtime reads; results agree"
+            self.findings.append(Finding(severity="note", node="", rule="opset-lowered", text=text))
+        self.edit("merge-axes", merge, needed=True)
 
     def slim(self) -> None:
         """Run onnxslim; when the result differs, find out which of its patterns are to blame and leave them out."""
@@ -227,27 +228,28 @@ class _Work:
         self.edit("merge-linears", lambda model: merge_consecutive(model, self.best.parent))
         self.edit("merge-parallel-linears", parallel)
 
-    def edit(self, name: str, rewrite: Callable[[onnx.ModelProto], int]) -> None:
-        """Apply a rewrite to the best version and take the result when it agrees."""
+    def edit(self, name: str, rewrite: Callable[[onnx.ModelProto], int], *, needed: bool = False) -> bool:
+        """Apply a rewrite to the best version and take the result when it agrees, and is smaller or `needed`."""
         if name in self.options.skip:
-            return
+            return False
         model = load_model(self.best)
         name_nodes(model)
         try:
             if not rewrite(model):
                 self.without[name] = "nothing to gain"
-                return
+                return False
             record_shapes(model.graph, analyze(model, self.best.parent), outputs=False)
         except EdgekitError as error:
             self.without[name] = str(error).splitlines()[0]
-            return
+            return False
         target = self.fresh()
         save_model(model, target, source=self.best.parent)
         agreement = self.compared(target)
-        if agreement is not None and agreement.same:
-            self.take(name, target)
-        else:
+        if agreement is None or not agreement.same:
             self.undo(name, agreement)
+            return False
+        self.take(name, target, needed=needed)
+        return True
 
     def fresh(self) -> Path:
         """Return where the next version is written: a file in an empty folder of its own."""
@@ -273,10 +275,10 @@ class _Work:
             self.feeds = [self.feeds[index] for index in agreement.fits]
         return agreement
 
-    def take(self, name: str, made: Path) -> None:
-        """Make a version the best one, unless nothing but the spelling changed."""
+    def take(self, name: str, made: Path, *, needed: bool = False) -> None:
+        """Make a version the best one, unless it is not needed and nothing but the spelling changed."""
         before, after = _operators(self.best), _operators(made)
-        if before == after and model_bytes(made) >= model_bytes(self.best) - _SLACK:
+        if not needed and before == after and model_bytes(made) >= model_bytes(self.best) - _SLACK:
             self.without[name] = "nothing to gain"
             return
         self.done[name] = before.total() - after.total()
