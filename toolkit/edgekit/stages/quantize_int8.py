@@ -78,7 +78,7 @@ class QuantizeInt8:
     """
 
     name: ClassVar[str] = "quantize-int8"
-revision: ClassVar[int] = 9
+    revision: ClassVar[int] = 9
     takes: ClassVar[frozenset[str]] = frozenset({"onnx"})
     makes: ClassVar[str] = "onnx"
     needs: ClassVar[frozenset[str]] = frozenset({"dialect"})
