@@ -327,6 +327,31 @@ def test_means_over_channels_are_crossed_when_allowed():
     assert done.difference is None
 
 
+class Caching(Plain):
+    """Keeps what it computed of its weights for the next run in evaluation mode, as LeViT does with its biases."""
+
+    def __init__(self):
+        super().__init__(12)
+        self.cache, self.factors, self.body = {}, nn.Parameter(torch.rand(16)), cell(16, 12)
+
+    def inner(self, x):
+        if self.training or "factors" not in self.cache:
+            self.cache["factors"] = 2 * self.factors
+        return self.body(x * self.cache["factors"][:, None, None])
+
+
+def test_what_a_module_keeps_for_its_next_run_is_forgotten():
+    net, done = pruned(Caching)
+    assert not done.findings
+    assert done.difference < 1e-9
+    assert net.module.stem[0].out_channels < 16
+    assert net.module.cache == {}
+    (before,) = net.run(net.examples).values()
+    net.module.factors.data.mul_(3)
+    (after,) = net.run(net.examples).values()
+    assert not torch.allclose(before, after)
+
+
 class Scaled(nn.Module):
     def __init__(self):
         super().__init__()

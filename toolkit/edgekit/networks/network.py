@@ -81,8 +81,12 @@ class Network:
 
 @contextlib.contextmanager
 def evaluating(module: torch.nn.Module) -> Iterator[None]:
-    """Put a module in evaluation mode, and every submodule back in its own mode afterwards."""
+    """Put a module in evaluation mode, and every submodule back in its own mode afterwards.
+
+    What modules keep for the next run (LeViT its attention biases) is forgotten: weights may be others by then.
+    """
     modes = [(part, part.training) for part in module.modules()]
+    held = [(value, value.copy()) for part, _ in modes for value in _containers(part)]
     for part, _ in modes:  # `eval()` itself may be overridden, or refused by an exported program's module
         part.training = False
     try:
@@ -90,6 +94,29 @@ def evaluating(module: torch.nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes:
             part.training = mode
+        for value, before in held:
+            _put_back(value, before)
+
+
+def _containers(part: torch.nn.Module) -> list[Any]:
+    """Return the dicts and lists that are plain attributes of a module."""
+    return [value for name, value in vars(part).items() if type(value) in (dict, list) and not name.startswith("_")]
+
+
+def _put_back(value: Any, before: Any) -> None:
+    """Give a dict or list the entries that it had, where it has others."""
+    pairs = zip(_entries(value), _entries(before), strict=False)
+    if len(value) == len(before) and all(one is two for one, two in pairs):
+        return
+    value.clear()
+    if isinstance(value, dict):
+        value.update(before)
+    else:
+        value.extend(before)
+
+
+def _entries(value: Any) -> list[Any]:
+    return [*value, *value.values()] if isinstance(value, dict) else list(value)
 
 
 def checks_for(

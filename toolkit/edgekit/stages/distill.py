@@ -46,7 +46,7 @@ class Distill:
     """
 
     name: ClassVar[str] = "distill"
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
     takes: ClassVar[frozenset[str]] = frozenset({"torch"})
     makes: ClassVar[str] = "torch"
     needs: ClassVar[frozenset[str]] = frozenset({"data", "training", "original"})
