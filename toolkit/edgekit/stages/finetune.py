@@ -34,7 +34,7 @@ class Finetune:
     """
 
     name: ClassVar[str] = "finetune"
-    revision: ClassVar[int] = 4
+    revision: ClassVar[int] = 5
     takes: ClassVar[frozenset[str]] = frozenset({"torch"})
     makes: ClassVar[str] = "torch"
     needs: ClassVar[frozenset[str]] = frozenset({"data", "training"})
