@@ -1,6 +1,6 @@
 """What the stages that train give: parameters, MACs, bytes, latency and accuracy after each, beside peers.
 
-    python -m benchmarks.compress vision --work DIR [--peers DIR] [--images 6000]
+    python -m benchmarks.compress vision --work DIR [--peers DIR] [--images 5000]
     python -m benchmarks.compress text --work DIR --model DIR --data DIR [--sentences 3000] [--evaluation 5000]
 
 Run in the root of the repository. DIR of `--work` keeps the store: a run that was stopped goes on. `--peers` is what
@@ -275,7 +275,7 @@ def main() -> None:
     parser.add_argument("task", choices=["vision", "text"])
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--peers", type=Path)
-    parser.add_argument("--images", type=int, default=6000)
+    parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--epochs", type=int, default=16, help="of the original")
     parser.add_argument("--seeds", type=int, default=3, help="networks trained from scratch")
     parser.add_argument("--model", type=Path)
