@@ -198,3 +198,16 @@ def test_functions_are_written_out_where_the_opset_has_them():
     found, nodes = expand(one("Softsign", {"x": ["n", 8]}, ["n", 8], opset=13), ["Softsign"])
     assert nodes == []
     assert [made.op_type for made in found.graph.node] == ["Softsign"]
+
+
+def test_a_definition_that_cannot_be_written_names_the_node():
+    """Of a value that an operator of another domain makes no type is known, and the definition asks for one."""
+    nodes = [
+        node("Unknown", ["x"], ["h"], domain="of.nobody", name="foreign"),
+        node("RMSNormalization", ["h", "s"], ["y"], name="only"),
+    ]
+    found = graph(nodes, {"x": ["n", 8]}, {"y": ["n", 8]}, {"s": floats(8)}, opset=23)
+    found.opset_import.append(helper.make_opsetid("of.nobody", 1))
+    with pytest.raises(UnsupportedError, match="RMSNormalization cannot be written out") as caught:
+        lower_opset(found, 19)
+    assert caught.value.where == "only"

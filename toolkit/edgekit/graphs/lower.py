@@ -111,7 +111,14 @@ def _written_out(model: onnx.ModelProto, nodes: list[onnx.NodeProto], opset: int
         )
     with contextlib.suppress(Exception):  # what cannot be inferred may not be needed
         model = shape_inference.infer_shapes(model)
-    made = inliner.inline_selected_functions(model, names, inline_schema_functions=True)
+    try:
+        made = inliner.inline_selected_functions(model, names, inline_schema_functions=True)
+    except Exception as error:  # noqa: BLE001 - the inliner's C++ errors have no common base
+        raise UnsupportedError(
+            f"{', '.join(name for _, name in names)} cannot be written out: {' '.join(str(error).split())[:200]}",
+            where=nodes[0].name,
+            remedy="Export the model with an older opset, or without these operators.",
+        ) from None
     for graph in graphs_in(made.graph):
         del graph.value_info[:]  # shapes are inferred anew where they are needed
     return made
